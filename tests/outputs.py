@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
-from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
+from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History
@@ -182,7 +182,7 @@ def _words_of(kind: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 def _rows_of_findings() -> Iterator[str]:
     for detector in own_detectors():
-        jobs = ", ".join(words for kind, words in JOBS.items() if kind & kinds_of_jobs(detector.kind)) or "all"
+        jobs = ", ".join(words for kind, words in JOBS.items() if detector in own_detectors(kind)) or "all"
         part = "" if detector.part is None else f"`{detector.part}`"
         yield f"| `{detector.kind}` | {detector.title} | {jobs} | {part} | `{detector.loss}` |"
 

@@ -48,7 +48,7 @@ _DETECTORS = {
     "slow-optimizer": ("host_work.SlowOptimizer", JobKind.PIPELINE),
     "slow-host-code": ("host_work.SlowHostCode", JobKind.PIPELINE | JobKind.GRAPH),
     "host-bound-launch": ("host_work.HostBound", JobKind.PIPELINE | JobKind.RECORDING),
-    "busy-cores": ("busy_cores.BusyCores", JobKind.PIPELINE),
+    "busy-cores": ("pauses.BusyCores", JobKind.PIPELINE),
     "clock-error": ("trace_faults.ClockError", JobKind.PIPELINE),
     "too-little-trace": ("trace_faults.TooLittleTrace", JobKind.PIPELINE),
     "warm-up": ("gpu_time.WarmUp", JobKind.RECORDING),
@@ -123,11 +123,6 @@ def _own(kind: str) -> Detector:
     module, name = _DETECTORS[kind][0].split(".")
     detector: Detector = getattr(import_module(f"tracekit.analysis.detectors.{module}"), name)()
     return detector
-
-
-def kinds_of_jobs(kind: str) -> JobKind:
-    """Return the kinds of jobs in which the detector of a kind looks."""
-    return _DETECTORS[kind][1] if kind in _DETECTORS else JobKind.ANY
 
 
 def is_plug_in(kind: str) -> bool:

@@ -9,9 +9,7 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Candidate, Detector, Repair
-from tracekit.analysis.detectors.host_work import SlowOptimizer
-from tracekit.analysis.detectors.slow_computes import BadWorker
+from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
 from tracekit.analysis.evidence.host_code import run_queue_s
 from tracekit.analysis.evidence.off_cpu import WAITS, without_core_waits
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing
@@ -26,7 +24,7 @@ from tracekit.trace.model import Worker
 #: Waits are followed over at most so many spans of steps.
 MOST_SPANS = 48
 #: Found in computes and optimizers without the waits of each step, where these are known.
-WITHOUT_WAITS = frozenset({BadWorker.kind, SlowOptimizer.kind})
+WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
 
 
 class BusyCores(Detector):
@@ -108,7 +106,7 @@ class BusyCores(Detector):
             if candidate.change is not None and candidate.kind != self.kind:
                 share = job.explained(candidate.change, free)
             beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
-            if not busy or beyond_waits or share < MOST_OF_PRICE:
+            if not busy or beyond_waits or share < FINDINGS.most_of_price:
                 figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)
                 figures = (*candidate.evidence, figure) if round(share, 2) else candidate.evidence
                 sure = candidate.confidence * (1 - share)

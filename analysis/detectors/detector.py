@@ -23,14 +23,21 @@ from tracekit.base.text import code_name, short
 from tracekit.report.finding import Figure, LossKind, Place, Spent
 from tracekit.trace.model import OpKind, Worker
 
+
+class FindingThresholds(Struct, frozen=True):
+    """When a candidate is reported, and gives way to another one."""
+
+    #: Share of the step that a finding costs, gone alone or with all others gone. Chosen: a cause that costs less saves
+    #: less than the scatter of most runs; `eventsim` and `causes` accuse no healthy job with it.
+    smallest_cost_share: float = 0.02
+    #: Share of its price that another finding explains. Chosen: the larger part.
+    most_of_price: float = 0.5
+
+
+FINDINGS = FindingThresholds()
+
 J = TypeVar("J", bound=Subject)
 D = TypeVar("D", bound="Detector")
-
-
-#: Findings that cost less than this share of the step, gone alone or with all others gone, are not reported.
-SMALLEST_COST_SHARE = 0.02
-#: A finding gives way to another that explains this share of its price. No experiment: the larger part.
-MOST_OF_PRICE = 0.5
 
 
 class Candidate(Struct, frozen=True, eq=False):
@@ -81,7 +88,7 @@ class Repair(Struct, frozen=True):
     title: str
     reached: str = ""
     assumes: str | None = None
-    excludes: str | None = None
+    excludes: tuple[str, ...] = ()
 
 
 class Treatment(Enum):

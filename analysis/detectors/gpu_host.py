@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.gpu_time import (
-    MOST_OF_A_KIND,
-    SMALLEST_SHARE,
-    candidate,
-    costly,
-    on_each,
-    plain,
-    share_of,
-)
+from tracekit.analysis.detectors.gpu_time import GPU_TIME, MOST_OF_A_KIND, candidate, costly, on_each, plain, share_of
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.evidence.gpu_losses import (
     HOST_TIME,
@@ -48,6 +41,16 @@ from tracekit.trace.gpu_recording import OF_TORCH
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
+
+
+class GpuHostThresholds(Struct, frozen=True):
+    """When work of the host of a GPU is named; see also `GPU_TIME`."""
+
+    #: Share of the recording of Python without a name. Chosen: nobody can act upon it.
+    unnamed_share: float = 0.05
+
+
+GPU_HOST = GpuHostThresholds()
 
 
 class SyncCalls(Detector):
@@ -88,7 +91,7 @@ class SyncCalls(Detector):
         by_place = np.bincount(place, waited_s)
         saving = _saving(job)
         for number in np.argsort(-by_place, kind="stable")[:MOST_OF_A_KIND].tolist():
-            if share_of(job, by_place[number]) < SMALLEST_SHARE:
+            if share_of(job, by_place[number]) < GPU_TIME.share:
                 return
             of_place = rows[place == number]
             if 2 * np.count_nonzero(saving[of_place - 1]) > len(of_place):
@@ -172,7 +175,7 @@ class GpuAllocation(Detector):
         taken_s = max(float((waiting.waited_s - once_s[waiting.rows]).sum()), float(work.steady_s[parts].sum()))
         named = list(work.by_name(IdleReason.ALLOCATION))
         names = tuple(dict.fromkeys(name for part in named for name in part.names)) or tuple(waiting.names)
-        if not names or share_of(job, taken_s) < SMALLEST_SHARE:
+        if not names or share_of(job, taken_s) < GPU_TIME.share:
             return
         where = named[0].where if named else ""
         others_s = np.where(work.mask(IdleReason.ALLOCATION) & ~waiting.calls[work.op], work.steady_s, 0.0)
@@ -187,8 +190,6 @@ class GpuAllocation(Detector):
         )
 
 
-#: Time of Python without a name is worth a sentence from this share of the recording on. No experiment.
-_SMALLEST_UNNAMED_SHARE = 0.05
 #: So many functions before the first op are counted and, of these, told.
 _MOST_FUNCTIONS, _MOST_TOLD = 8, 3
 
@@ -257,7 +258,7 @@ class PythonCode(Detector):
         only = (part for part in work.by_name(*reasons, key=_function) if in_head(job)[part.parts].all())
         parts = [*islice(only, _MOST_FUNCTIONS)]
         taken_s = sum(part.seconds for part in parts)
-        if not parts or share_of(job, taken_s) < SMALLEST_SHARE:
+        if not parts or share_of(job, taken_s) < GPU_TIME.share:
             return
         longest = ", ".join(
             f"{code_name(part.where or part.name)} {seconds(part.seconds)}" for part in parts[:_MOST_TOLD]
@@ -286,7 +287,7 @@ class PythonCode(Detector):
         unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
         parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
         taken_s = float(work.seconds[parts].sum())
-        if gpu.stacks or share_of(job, taken_s) < _SMALLEST_UNNAMED_SHARE:
+        if gpu.stacks or share_of(job, taken_s) < GPU_HOST.unnamed_share:
             return
         tell = "no stack was recorded: record with_stack=True to see which functions it is"
         yield candidate(
@@ -324,7 +325,7 @@ class HostOperators(Detector):
             return
         work, long = host_time(job), computes_on_host(job)
         taken_s = float(work.steady_s[long].sum())
-        if share_of(job, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < GPU_TIME.share:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
         names = tuple(part.name for part in named[:_MOST_NAMES])
@@ -385,7 +386,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
     opened_s = gpu.idle_opened_by
     if opened_s.get("synchronise", 0.0) > opened_s.get("host", 0.0):
         return  # the host falls behind because it waited: the waits are to be removed
-    if share_of(job, taken_s) < SMALLEST_SHARE:
+    if share_of(job, taken_s) < GPU_TIME.share:
         return
     named = [part for part in work.by_name(IdleReason.OPERATOR) if dispatch[part.parts].any()]
     names = tuple(part.name for part in named[:_MOST_LAUNCHERS])
@@ -482,7 +483,7 @@ def checkpoints_on_host(kind: str, job: RecordingSubject) -> Iterator[Candidate]
         )
     unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
     taken_s = float(work.seconds[unnamed].sum())
-    if share_of(job, taken_s) >= SMALLEST_SHARE:
+    if share_of(job, taken_s) >= GPU_TIME.share:
         tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
         yield _written(
             kind,

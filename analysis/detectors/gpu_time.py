@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import polars as pl
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
@@ -34,6 +35,18 @@ from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTi
 from tracekit.base.text import code_name, seconds, three_digits
 from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
+
+
+class GpuTimeThresholds(Struct, frozen=True):
+    """When time of a recording of torch.profiler is named."""
+
+    #: Share of the recording. Benchmark `one-gpu`: injections from 1 % on are to be found, what is less is not.
+    share: float = 0.01
+    #: The same of idle time that the recording does not explain. Chosen: it has no price.
+    unseen_share: float = 0.05
+
+
+GPU_TIME = GpuTimeThresholds()
 
 #: What pinned memory reaches where the card is not known: PCIe 4 with 16 lanes, bytes a second.
 _USUAL_LINK_S = 24e9
@@ -71,7 +84,7 @@ class SlowCopies(Detector):
             calls = ops["copied"].is_in(copies).fill_null(value=False).to_numpy()
         waited_s = float(ops["duration"].to_numpy()[calls].sum())
         seconds_all = float(spent_s.sum()) + waited_s
-        if not len(copies) or share_of(job, seconds_all) < SMALLEST_SHARE:
+        if not len(copies) or share_of(job, seconds_all) < GPU_TIME.share:
             return
         card = Card.named(job.summary.gpu)
         less = np.zeros(ops.height)
@@ -120,7 +133,7 @@ class Recompute(Detector):
         again = ops["recomputed"].fill_null(value=False).to_numpy()
         rows = np.flatnonzero(again & on_gpu)
         taken_s = float(ops["duration"].gather(rows).sum())
-        if share_of(job, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < GPU_TIME.share:
             return
         names = _longest(job, rows)
         saved_bytes = _kept_bytes(job, rows)
@@ -150,7 +163,7 @@ class Recompute(Detector):
         )
         rows = np.flatnonzero(on_gpu & within[launched_by])
         taken_s = float(ops["duration"].gather(rows).sum())
-        if share_of(job, taken_s) < SMALLEST_SHARE:
+        if share_of(job, taken_s) < GPU_TIME.share:
             return
         tell = "no stack was recorded: record with_stack=True to tell what is repeated from gradients"
         yield candidate(
@@ -228,7 +241,7 @@ class StreamWaits(Detector):
         by_pair = np.bincount(pair, waited_s[waits])
         for number in np.argsort(-by_pair, kind="stable")[:MOST_OF_A_KIND].tolist():
             taken_s = float(by_pair[number])
-            if share_of(job, taken_s) < SMALLEST_SHARE:
+            if share_of(job, taken_s) < GPU_TIME.share:
                 return
             edges = waits[pair == number]
             waiting, other = (side[int(np.flatnonzero(pair == number)[0])] for side in stream)
@@ -292,10 +305,6 @@ class ExposedCommunication(Detector):
         )
 
 
-#: Idle time that the recording does not explain is worth a sentence from this share of it on. No experiment.
-_SMALLEST_SHARE = 0.05
-
-
 class IdleUnseen(Detector):
     """The GPU idles although work was launched, or what launched it is not in the recording.
 
@@ -314,7 +323,7 @@ class IdleUnseen(Detector):
         yield from self._head(job)
         gpu = gpu_alone(job)
         for idle in gpu.idle_by_reason if gpu is not None else ():
-            if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < _SMALLEST_SHARE:
+            if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < GPU_TIME.unseen_share:
                 continue
             why, then = _SENTENCES[IdleReason(idle.reason)]
             if idle.reason == IdleReason.QUEUED and stream_waits_recorded(job):
@@ -336,7 +345,7 @@ class IdleUnseen(Detector):
         lies before the step without the profiler, if that is known.
         """
         gpu, unseen_s = gpu_alone(job), unseen_head_s(job)
-        if gpu is None or unprofiled_step(job) is not None or share_of(job, unseen_s) < _SMALLEST_SHARE:
+        if gpu is None or unprofiled_step(job) is not None or share_of(job, unseen_s) < GPU_TIME.unseen_share:
             return
         why = "what the GPU did before the recording is not seen"
         began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"
@@ -399,7 +408,7 @@ class WarmUp(Detector):
         work = host_time(job)
         excess_s, called_s = work.first_excess_s, work.first_call_excess_s(first_launches(job))
         total_s = float(excess_s.sum() + called_s.sum())
-        if share_of(job, total_s) < SMALLEST_SHARE:
+        if share_of(job, total_s) < GPU_TIME.share:
             return
         by_name: dict[tuple[str, str, str], float] = {}
         for part in np.flatnonzero(excess_s).tolist():
@@ -433,8 +442,6 @@ def first_launches(job: RecordingSubject) -> Ints:
     return number
 
 
-#: Name what takes at least this share of the recording.
-SMALLEST_SHARE = 0.01
 #: At most so many findings of one kind.
 MOST_OF_A_KIND = 3
 
@@ -466,7 +473,7 @@ def on_each(job: RecordingSubject, total_s: float) -> str:
 
 def costly(job: RecordingSubject, parts: Iterable[HostPart]) -> Iterator[HostPart]:
     """Yield the few parts of host work that take a share of the recording worth naming, longest first."""
-    large = (part for part in parts if share_of(job, part.seconds) >= SMALLEST_SHARE)
+    large = (part for part in parts if share_of(job, part.seconds) >= GPU_TIME.share)
     return islice(large, MOST_OF_A_KIND)
 
 
@@ -477,7 +484,7 @@ def candidate(
 
     `spent`: of all ranks together; the candidate has what one of them spends.
     """
-    figure = Figure("over the recording", share_of(job, spent.seconds), SMALLEST_SHARE, Unit.SHARE)
+    figure = Figure("over the recording", share_of(job, spent.seconds), GPU_TIME.share, Unit.SHARE)
     ranks = len(job.ranks)
     spent = replace(spent, seconds=spent.seconds / ranks, count=round(spent.count / ranks))
     return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)

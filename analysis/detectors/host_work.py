@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
-from msgspec import structs
+from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.rank_behind import RankBehind, rank_behind
@@ -27,10 +27,31 @@ from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
-#: Name the host code of a worker if it exceeds that of its peers by at least this share of the step.
-SMALLEST_HOST_SHARE = 0.02
-#: If at least this share of it is in one place of the step, all of it counts as being there. No experiment.
-ALL_OF_IT = 0.9
+
+class HostThresholds(Struct, frozen=True):
+    """When data, launches, code between ops and optimizers of a host are named."""
+
+    #: Share of the step by which the host code of a worker exceeds that of its peers. Chosen; `eventsim`, `causes` and
+    #: `frameworks` name it where it is injected, and on no healthy run.
+    code_share: float = 0.02
+    #: Share of that at one place of the step from which on all of it counts as being there. Chosen: only words follow.
+    one_place_share: float = 0.9
+    #: Share of the step that launch delays and other host work take, without waits for data. Chosen: below the 5 % from
+    #: which on the paper does not trust a replay; `causes` and `eventsim` accuse no healthy job.
+    launches_share: float = 0.04
+    #: Share of the steps with late data in which that of a stage is. Chosen: most of them.
+    late_steps_share: float = 0.5
+    #: How many times as long as those of its peers an optimizer takes. Chosen; `frameworks` and `eventsim` find it.
+    optimizer_factor: float = 1.5
+    #: ... by so many standard errors. Statistic: 1e-9 of a normal one, so that not one of 8,192 workers has it by
+    #: chance.
+    optimizer_errors: float = 6.0
+    #: The same, compared with other stages. Chosen: these hold other parameters, so they differ by design.
+    optimizer_factor_of_stages: float = 2.0
+
+
+HOST = HostThresholds()
+
 #: Where only collectives were recorded: compute, launches and waits look alike.
 _PROFILE_BESIDE_PEER = "profile {ranks} and a peer (torch.profiler, py-spy record): what comes before the collective"
 
@@ -77,13 +98,13 @@ class SlowHostCode(Detector):
         by_place = code.beyond_s(slow).reshape(len(code.places), -1)
         worst = int(by_place.sum(axis=0).argmax())
         longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
-        most = "" if by_place[place, worst] > ALL_OF_IT * longer_s else "mostly "
+        most = "" if by_place[place, worst] > HOST.one_place_share * longer_s else "mostly "
         stage, dp_index = divmod(worst, hit.shape[1])
         # Its level, not its scatter: chance has already been ruled out.
         by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / job.unchanged_s, 1.0)
         episodes = code.episodes
         figures = (
-            Figure("longer than its peers, over the step", longer_s / job.unchanged_s, SMALLEST_HOST_SHARE, Unit.SHARE),
+            Figure("longer than its peers, over the step", longer_s / job.unchanged_s, HOST.code_share, Unit.SHARE),
             Figure(
                 "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
             ),
@@ -109,7 +130,7 @@ def slow_host_code(job: PipelineSubject) -> Bools:
     Stops of a process make it launch late, too: one problem, one cause. Where the kernel counted them, steps with stops
     are left out; otherwise, launch delays are those without the stops seen in computes.
     """
-    return np.asarray(host_code_of(job).slow(SMALLEST_HOST_SHARE) & ~(process_stops_s(job) > 0))
+    return np.asarray(host_code_of(job).slow(HOST.code_share) & ~(process_stops_s(job) > 0))
 
 
 def _most_of_it(late: RankBehind) -> str:
@@ -130,10 +151,6 @@ def _most_of_it(late: RankBehind) -> str:
     )
     first = excess.row(0, named=True)
     return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'])})"
-
-
-#: Name launch delays and other host work if they take at least this share of the step, not counting waits for data.
-HOST_BOUND_SHARE = 0.04
 
 
 class HostBound(Detector):
@@ -179,15 +196,11 @@ class HostBound(Detector):
     def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
         change = host_code_of(job).none_but_beyond(slow_host_code(job))
         share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
-        if share < HOST_BOUND_SHARE:
+        if share < HOST.launches_share:
             return
-        figures = (Figure("launch delays and host work, over the step", share, HOST_BOUND_SHARE, Unit.SHARE),)
+        figures = (Figure("launch delays and host work, over the step", share, HOST.launches_share, Unit.SHARE),)
         effect = f"launch delays and host work between ops take {share:.0%} of the step"
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
-
-
-#: Data of a stage is late if it is in this share of the steps with late data.
-MOST_STEPS_SHARE = 0.5
 
 
 class LateData(Detector):
@@ -287,19 +300,12 @@ def _where_late(job: PipelineSubject) -> Place:
     hit = late.any(axis=(0, 2))
     late_s = np.sum([np.where(wait.late, wait.waits_s, 0.0).sum(axis=1) for wait in waits], axis=0)
     ranks = late_ranks(late_s.max(axis=0))
-    mostly = (late[:, hit].mean(axis=1) >= MOST_STEPS_SHARE) & ranks
+    mostly = (late[:, hit].mean(axis=1) >= HOST.late_steps_share) & ranks
     fetches = np.logical_or.reduce([np.isfinite(wait.waits_s).any(axis=(1, 2)) for wait in waits])
     if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
         return Place(workers=job.workers_where(mostly))
     few = not ranks.all() or len(ranks) == 1
     return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if few else ())
-
-
-#: An optimizer is slow if it takes this many times as long as its peers', by this many standard errors.
-SMALLEST_OPTIMIZER_FACTOR = 1.5
-OPTIMIZER_ERRORS = 6.0
-#: The same for a comparison with other stages, which hold different parameters.
-SMALLEST_OPTIMIZER_FACTOR_OF_STAGES = 2.0
 
 
 class SlowOptimizer(Detector):
@@ -343,8 +349,8 @@ class SlowOptimizer(Detector):
         # A stage with more layers has more parameters, too.
         peers = usual * (np.maximum(worker_factor(job), 1.0) if among_stages else 1.0)
         error, factor = np.hypot(scatter, apart) / peers, level / peers
-        smallest = SMALLEST_OPTIMIZER_FACTOR_OF_STAGES if among_stages else SMALLEST_OPTIMIZER_FACTOR
-        hit = (factor > smallest) & (factor - 1 > OPTIMIZER_ERRORS * error) & ~slow_workers(job)
+        smallest = HOST.optimizer_factor_of_stages if among_stages else HOST.optimizer_factor
+        hit = (factor > smallest) & (factor - 1 > HOST.optimizer_errors * error) & ~slow_workers(job)
         if not hit.any():
             return
         figures = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.exchanges import at_pace, culprit_of
@@ -16,6 +17,20 @@ from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
 from tracekit.analysis.whatif.interventions import Intervention, LessTime, SetSomeOps, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
+
+
+class LaunchQueueThresholds(Struct, frozen=True):
+    """When all streams seem to share one launch queue."""
+
+    #: How long before the op launched before it began another op was ready, seconds. Chosen: more than a launch
+    #: usually takes.
+    ready_s: float = 20e-6
+    #: Ops that could have begun earlier and did not. Statistic: were each a toss-up, one of a thousand recordings would
+    #: show so many.
+    fewest_chances: int = 10
+
+
+LAUNCH_QUEUE = LaunchQueueThresholds()
 
 
 class LateRank(Detector):
@@ -87,12 +102,6 @@ def begins(job: GraphSubject, rank: int, begin_s: float) -> Intervention:
     return SetSomeOps(cost != job.pace.cost, cost)
 
 
-#: An op could have begun earlier if it was ready this long, seconds, before the op launched before it began.
-_READY_S = 20e-6
-#: So many ops must have had that chance, all in vain: by chance, each would be a toss-up.
-_FEWEST_CHANCES = 10
-
-
 class OneLaunchQueue(Detector):
     """No op begins before an op of another stream that was launched earlier, although ops were ready to.
 
@@ -131,10 +140,10 @@ class OneLaunchQueue(Detector):
         # In one queue, an op begins no earlier than the one before it, or, if they cannot share the GPU, than its end.
         held = second[:0]
         for since, may in ((graph.start[first], free), (end[first], free & _leaves_room(job)[first])):
-            chance = may & (ready[second] < since - _READY_S)
-            if not (graph.start[second] < since - _READY_S)[chance].any() and chance.sum() > len(held):
+            chance = may & (ready[second] < since - LAUNCH_QUEUE.ready_s)
+            if not (graph.start[second] < since - LAUNCH_QUEUE.ready_s)[chance].any() and chance.sum() > len(held):
                 held = second[chance]
-        if len(held) < _FEWEST_CHANCES:
+        if len(held) < LAUNCH_QUEUE.fewest_chances:
             return
         late = np.zeros(len(end), np.bool_)
         late[held] = True

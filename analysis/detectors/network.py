@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.rank_behind import rank_behind
 from tracekit.analysis.detectors.stops import network_time, on_one_host
-from tracekit.analysis.detectors.trace_faults import FEWEST_STEPS
+from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
 from tracekit.analysis.evidence.congestion import (
     CONGESTION,
     card_as_usual,
@@ -25,6 +26,21 @@ from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Link, LossKind, Place, Unit, confidence_from
+
+
+class SlowTransferThresholds(Struct, frozen=True):
+    """When a network card or single transfers are slow."""
+
+    #: How many times as long as the other members of its ring one takes. Chosen; `eventsim` and `causes` name slow
+    #: cards with it, and none in healthy jobs.
+    member_factor: float = 1.5
+    #: The shortest collective between workers, seconds. Definition: less was waited for, or measured by a wrong clock.
+    shortest_s: float = 1e-6
+    #: Transfers that are long. Definition: one shows it.
+    fewest_long: int = 1
+
+
+SLOW_TRANSFERS = SlowTransferThresholds()
 
 
 class SlowLink(Detector):
@@ -98,12 +114,6 @@ class SlowLink(Detector):
             )
 
 
-#: A member of a ring that takes this many times as long as the others has a slow card.
-SMALLEST_NIC_FACTOR = 1.5
-#: No collective between workers is faster, seconds.
-SMALLEST_TRANSFER_S = 1e-6
-
-
 class SlowNetworkCard(Detector):
     """The network card of a worker's host is slow in sending, in receiving, or in both.
 
@@ -144,7 +154,7 @@ class SlowNetworkCard(Detector):
 
     @only_in(PipelineSubject)
     def _cards(self, job: PipelineSubject) -> Iterator[Candidate]:
-        if len(job.replay.graph.steps) < FEWEST_STEPS:
+        if len(job.replay.graph.steps) < TRACE_FAULTS.fewest_steps:
             return
         cards = () if transfers(job).empty else traffic_of(job).cards
         for card in cards:
@@ -181,25 +191,19 @@ class SlowNetworkCard(Detector):
         usual = lower_median(median(member_s, (2,)), axis=-1)
         # Peers with transfers of almost no time were waited for, or measured by a wrong clock; they do not measure a
         # card.
-        usual = np.where(usual > SMALLEST_TRANSFER_S, usual, np.nan)
+        usual = np.where(usual > SLOW_TRANSFERS.shortest_s, usual, np.nan)
         factor = median(member_s / usual[:, :, None, None], (1, 2))
         if not np.isfinite(factor).any():
             return
-        hit = factor > SMALLEST_NIC_FACTOR * max(1.0, float(np.nanmedian(factor)))
+        hit = factor > SLOW_TRANSFERS.member_factor * max(1.0, float(np.nanmedian(factor)))
         if not hit.any():
             return
-        figures = (
-            Figure("transfer time over that of its peers", float(factor[hit].max()), SMALLEST_NIC_FACTOR, Unit.FACTOR),
-        )
+        longest = float(factor[hit].max())
+        figures = (Figure("transfer time over that of its peers", longest, SLOW_TRANSFERS.member_factor, Unit.FACTOR),)
         change = Scale(collectives(job), 1 / np.where(hit, factor, 1.0)[:, None, None, :])
         where = Place(workers=job.workers_where(hit))
-        effect = f"collectives take {ratio(figures[0].value)} times as long as on its peers in the same ring"
-        excess = figures[0].value - 1
-        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, excess=excess)
-
-
-#: By definition, one long transfer shows it.
-FEWEST_LONG = 1
+        effect = f"collectives take {ratio(longest)} times as long as on its peers in the same ring"
+        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, excess=longest - 1)
 
 
 class NetworkCongestion(Detector):
@@ -246,7 +250,7 @@ class NetworkCongestion(Detector):
             )
         else:
             figures = (
-                Figure("long transfers", congestion.count, FEWEST_LONG),
+                Figure("long transfers", congestion.count, SLOW_TRANSFERS.fewest_long),
                 Figure("longest over the usual", congestion.longest, congestion.needed, Unit.FACTOR),
             )
             title = self.title

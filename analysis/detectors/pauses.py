@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.rank_behind import rank_behind
-from tracekit.analysis.detectors.stops import SMALLEST_STOP_SHARE, longest_share, stopped_workers, stops_s
+from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
@@ -35,20 +36,34 @@ from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confid
 from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
-#: One pause may be anything. No experiment.
-FEWEST_PAUSES = 2
-#: Intervals, in steps, at which to collect garbage; the first one that costs less than this share of the step is
-#: proposed.
+
+class PauseThresholds(Struct, frozen=True):
+    """When pauses inside computes, and collections of garbage, are named."""
+
+    #: Pauses of forwards that spare backwards. Chosen: one may be anything.
+    fewest_in_forwards: int = 2
+    #: Other pauses that were not recorded. Chosen: fewer may be chance; `eventsim` finds them with it.
+    fewest: int = 3
+    #: Share of the step that collecting on all ranks may cost at the interval that is proposed. Chosen.
+    collecting_share: float = 0.005
+    #: Share of the steps in which a worker collects that does so in every one. Chosen: Python by itself does in few.
+    every_step_share: float = 0.9
+    #: Share of its own time that a worker can spend in stops. Definition: the rest of it computed.
+    most_stopped: float = 0.95
+    #: The shortest stop, seconds. Definition: the kernel counts microseconds.
+    shortest_s: float = 1e-6
+
+
+PAUSES = PauseThresholds()
+
+#: Intervals, in steps, at which to collect garbage; the first one that costs little enough is proposed.
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
-LARGEST_GC_SHARE = 0.005
-#: What stops a worker does so in every step if it does in this share of them. No experiment.
-EVERY_STEP_SHARE = 0.9
 
 
 def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
     cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
-    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= EVERY_STEP_SHARE for stage, at in cells)
+    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= PAUSES.every_step_share for stage, at in cells)
 
 
 class GarbageCollection(Detector):
@@ -104,12 +119,12 @@ class GarbageCollection(Detector):
         effects: list[str] = []
         stops = stops_s(job, collections(job))
         where = Place()
-        if longest_share(job, stops) >= SMALLEST_STOP_SHARE:
+        if longest_share(job, stops) >= STOPS.share:
             changes.append(Scale(collections(job), np.array(0.0)))
             share = Figure(
                 "recorded collections of garbage, over the step",
                 longest_share(job, stops),
-                SMALLEST_STOP_SHARE,
+                STOPS.share,
                 Unit.SHARE,
             )
             figures.append(share)
@@ -127,7 +142,7 @@ class GarbageCollection(Detector):
             changes.append(Scale(job.table, factor))
             paused = long[FORWARD].any(axis=(1, 2, 3))
             figures += [
-                Figure("paused forwards", int(long[FORWARD].sum()), FEWEST_PAUSES),
+                Figure("paused forwards", int(long[FORWARD].sum()), PAUSES.fewest_in_forwards),
                 Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
             ]
             effects.append(
@@ -183,7 +198,8 @@ def _usual_pause(job: PipelineSubject, pause: Floats) -> Floats:
 def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     step_s = job.measured_s
-    every = next((count for count in GC_INTERVALS if pause_s / count <= LARGEST_GC_SHARE * step_s), GC_INTERVALS[-1])
+    most_s = PAUSES.collecting_share * step_s
+    every = next((count for count in GC_INTERVALS if pause_s / count <= most_s), GC_INTERVALS[-1])
     without = job.unchanged if cause.without_s is None else cause.without_s
     sweep = [
         {"every_steps": count, "new_step_s": step_s - job.unchanged_s + float(without.mean()) + pause_s / count}
@@ -237,14 +253,6 @@ def pauses_inside_computes(job: PipelineSubject) -> int | None:
     nested = collected.get("nested") if isinstance(collected, dict) else None
     count = nested.get(str(OpKind.GC), 0) if isinstance(nested, dict) else None
     return count if isinstance(count, int) and 0 <= count < 2**53 else None
-
-
-#: Fewer unrecorded pauses than this may be chance.
-FEWEST_UNRECORDED = 3
-#: At most this share of a worker's own time can be spent in stops.
-MOST_STOPPED = 0.95
-#: No stop is shorter, seconds: the kernel counts microseconds.
-NEGLIGIBLE_S = 1e-6
 
 
 def waited_for_a_core(job: PipelineSubject, pauses_s: Floats) -> Bools:
@@ -305,7 +313,7 @@ class ProcessPauses(Detector):
             return
         lengths = pauses.seconds[pauses.seconds > 0]
         figures = (
-            Figure("paused computes", count, FEWEST_UNRECORDED),
+            Figure("paused computes", count, PAUSES.fewest),
             Figure("usual pause", float(np.median(lengths)), 0.0, Unit.SECONDS),
         )
         factor = 1 - pauses.seconds / safe(job.table.grid)
@@ -326,7 +334,7 @@ class ProcessPauses(Detector):
         lasts_s = stops[stops > 0]
         usual_and_longest_s = float(np.median(lasts_s)), float(lasts_s.max())
         changes: list[Intervention] = [
-            Scale(computing(job), (1 - np.minimum(stops / safe(busy_s), MOST_STOPPED))[:, None])
+            Scale(computing(job), (1 - np.minimum(stops / safe(busy_s), PAUSES.most_stopped))[:, None])
         ]
         # Who transfers with a stopped worker is in its stage or in its DP rank.
         others = np.asarray(hit.any(axis=1, keepdims=True) | hit.any(axis=0, keepdims=True))
@@ -340,13 +348,13 @@ class ProcessPauses(Detector):
         # A step that gets shorter without them has a stop, even one that the kernel could not tell from other waits.
         saved_s = job.unchanged - step_times(job.replay, (change,))
         by_step = np.maximum(stops.max(axis=(0, 2)), saved_s.clip(min=0))
-        by_step[by_step < NEGLIGIBLE_S] = 0.0
+        by_step[by_step < PAUSES.shortest_s] = 0.0
         long = by_step[by_step > 0]
         figures = (
             Figure(
                 "neither running nor ready to, over the step",
                 float(by_step.mean()) / job.unchanged_s,
-                SMALLEST_STOP_SHARE,
+                STOPS.share,
                 Unit.SHARE,
             ),
             Figure("usual pause", usual_and_longest_s[0], 0.0, Unit.SECONDS),
@@ -372,7 +380,7 @@ class ProcessPauses(Detector):
         factor = np.where(beyond > 0, pauses.usual_s / safe(grid), 1.0)
         share = float(beyond[cells].sum() / grid[cells].sum())
         figures = (
-            Figure("computes beyond those of its peers, now and then", share, SMALLEST_STOP_SHARE, Unit.SHARE),
+            Figure("computes beyond those of its peers, now and then", share, STOPS.share, Unit.SHARE),
             Figure("usual pause", float(np.median(pauses.stops_s)), 0.0, Unit.SECONDS),
         )
         changes: list[Intervention] = [Scale(job.table, factor)]

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Candidate, Detector, Repair
+from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.rl.rl_run import Scenario, Without, more_engines
@@ -21,8 +21,17 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
     from tracekit.analysis.rl.rl_run import PostTrainingRun
     from tracekit.analysis.rl.timed import Generations
 
-#: A loss in several steps is certain if it exceeds what the replay misses, and at least this share of the step.
-_SMALLEST_ERROR = 0.01
+
+class RlLossThresholds(Struct, frozen=True):
+    """How certain a loss of post-training is."""
+
+    #: Least share of the step that a loss has to exceed, as what the replay misses. Chosen; `rl` finds planted losses
+    #: with it.
+    error: float = 0.01
+
+
+RL_LOSSES = RlLossThresholds()
+
 #: What any job can try, as an edit and its title; trainers wait for a tail less.
 STALE = "staleness=1", "Generate the next samples while this step trains"
 
@@ -35,8 +44,8 @@ class _LossOfStep(Detector):
 
     def find(self, job: RlSubject) -> Iterator[Candidate]:
         lost_s = next((loss.lost_s for loss in job.account.losses if loss.loss == self.kind), 0.0)
-        if not job.run.flagged and lost_s >= SMALLEST_COST_SHARE * job.recorded_s:
-            needed = max(job.replay_error, _SMALLEST_ERROR)
+        if not job.run.flagged and lost_s >= FINDINGS.smallest_cost_share * job.recorded_s:
+            needed = max(job.replay_error, RL_LOSSES.error)
             figures = (Figure("part of the step", lost_s / job.recorded_s, needed, Unit.SHARE),)
             change, confidence = Without(self.kind), confidence_from(figures) if len(job.steps) > 1 else 0.0
             yield Candidate(self.kind, Place(), self.effect(job.run), figures, confidence, change)

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
-    MOST_OF_PRICE,
+    FINDINGS,
     SLOW_KIND,
     SLOW_RANK,
-    SMALLEST_COST_SHARE,
     Advice,
     Candidate,
     Detector,
@@ -21,7 +21,7 @@ from tracekit.analysis.detectors.detector import (
     Treatment,
     only_in,
 )
-from tracekit.analysis.detectors.host_work import SMALLEST_HOST_SHARE
+from tracekit.analysis.detectors.host_work import HOST
 from tracekit.analysis.detectors.pauses import ProcessPauses
 from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
@@ -45,11 +45,21 @@ from tracekit.analysis.evidence.slow_workers import (
 )
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
-from tracekit.analysis.numeric.arrays import Bools
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.whatif.interventions import Intervention, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
+
+
+class SlowComputeThresholds(Struct, frozen=True):
+    """Words on workers that compute slower; `evidence` decides which do."""
+
+    #: Factors that differ by less are one figure in a sentence. Chosen: only words follow.
+    alike: float = 0.03
+
+
+SLOW_COMPUTES = SlowComputeThresholds()
 
 
 class BadWorker(Detector):
@@ -146,7 +156,7 @@ def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candida
         both = set(pauses.where.workers) & set(slow.where.workers)
         if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
             change = as_fast_as_peers(job, sorted(both))
-            if job.explained(change, pauses.change) >= MOST_OF_PRICE:
+            if job.explained(change, pauses.change) >= FINDINGS.most_of_price:
                 stopped |= both
     return stopped
 
@@ -162,7 +172,7 @@ def _costly(job: PipelineSubject, workers: tuple[Worker, ...], others: Sequence[
         return float(job.step_times((*others, repaired)).mean())
 
     ranked = sorted(workers, key=lambda worker: beyond_peers_s(job, worker))
-    least_s = step_s(None) + SMALLEST_COST_SHARE * job.unchanged_s
+    least_s = step_s(None) + FINDINGS.smallest_cost_share * job.unchanged_s
     return tuple(sorted(ranked[bisect_left(ranked, least_s, key=step_s) :])) or workers
 
 
@@ -241,19 +251,35 @@ PARTS_OF_RANKS: Mapping[str, tuple[tuple[OpKind, ...], str]] = {
 }
 
 
-def late_ranks(job: PipelineSubject) -> dict[str, Bools]:
-    """Ranks that hold up their worker by something other than computing, and when, [workers, ranks, steps] each; only
-    the kinds that the trace records for each rank.
+def late_ranks(job: PipelineSubject) -> dict[str, tuple[Bools, Floats]]:
+    """Ranks that hold up their worker by something other than computing, and when, and by how many seconds, [workers,
+    ranks, steps] each; only the kinds that the trace records for each rank.
     """
     lockstep = job.lockstep
     if lockstep is None or lockstep.work_s is None:
         return {}
-    by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)[0]}
+    by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)}
     for kind, (ops, _) in PARTS_OF_RANKS.items():
-        episodes = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS))
-        hit = episodes.on & episodes.significant(SMALLEST_HOST_SHARE)[:, None]
-        by_kind[kind] = np.asarray(hit.reshape(lockstep.beyond_s(ops).shape))
-    return {kind: late for kind, late in by_kind.items() if late.any()}
+        episodes, beyond_s = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS)), lockstep.beyond_s(ops)
+        hit = episodes.on & episodes.significant(HOST.code_share)[:, None]
+        by_kind[kind] = np.asarray(hit.reshape(beyond_s.shape)), beyond_s
+    return {kind: (late, beyond_s) for kind, (late, beyond_s) in by_kind.items() if late.any()}
+
+
+def _of_worker(hit: Bools) -> Iterator[tuple[Bools, int, Ints]]:
+    """Of each worker with ranks in `hit`, [workers, ranks, steps]: `hit` for it alone, its number, its ranks."""
+    for worker in np.flatnonzero(hit.any(axis=(1, 2))).tolist():
+        alone = np.zeros_like(hit)
+        alone[worker] = hit[worker]
+        yield alone, worker, np.flatnonzero(hit[worker].any(axis=1))
+
+
+def _place(lockstep: Lockstep, worker: int, positions: Ints) -> Place:
+    """The ranks at these positions of a worker; the worker if its ranks have no numbers."""
+    numbers = lockstep.ranks[worker]
+    if numbers is None:
+        return Place(workers=(lockstep.workers[worker],))
+    return Place(ranks=tuple(numbers[position] for position in positions))
 
 
 class SlowRankOfWorker(Detector):
@@ -283,55 +309,35 @@ class SlowRankOfWorker(Detector):
             return
         late_by_kind = late_ranks(job)
         slow = lockstep.slow(COMPUTES.factor)
-        if (stopped := late_by_kind.get("process-pauses")) is not None:
-            slow &= ~stopped.any(axis=2, keepdims=True)
-        for worker in np.flatnonzero(slow.any(axis=(1, 2))):
-            of_worker = np.zeros_like(slow)
-            of_worker[worker] = slow[worker]
-            yield self._candidate(job, lockstep, of_worker)
-        for kind, late in late_by_kind.items():
-            yield from self._late(job, lockstep, kind, late)
-
-    def _late(self, job: PipelineSubject, lockstep: Lockstep, kind: str, late: Bools) -> Iterator[Candidate]:
-        """Ranks that hold up their worker by something other than computing, one candidate per worker."""
-        if kind == "process-pauses":
-            beyond_s = lockstep.stopped(job.unchanged_s)[1]
-        else:
-            beyond_s = lockstep.beyond_s(PARTS_OF_RANKS[kind][0])
-        for worker in np.flatnonzero(late.any(axis=(1, 2))):
-            of_worker = np.zeros_like(late)
-            of_worker[worker] = late[worker]
-            positions, steps = np.flatnonzero(late[worker].any(axis=1)), late[worker].any(axis=0)
-            longer_s = float(beyond_s[of_worker].mean())
-            figures = (
-                Figure(
-                    "longer than its peers, over the step",
-                    longer_s / job.unchanged_s,
-                    SMALLEST_HOST_SHARE,
-                    Unit.SHARE,
-                ),
-            )
-            numbers = lockstep.ranks[worker]
-            where = (
-                Place(workers=(lockstep.workers[worker],))
-                if numbers is None
-                else Place(ranks=tuple(numbers[at] for at in positions))
-            )
-            if kind == "process-pauses":
-                when = f"in {int(steps.sum())} of {len(steps)} steps"
-                effect = (
-                    f"the process is stopped for {seconds(longer_s)} {when}; the other ranks of the worker wait for it"
+        if "process-pauses" in late_by_kind:
+            slow &= ~late_by_kind["process-pauses"][0].any(axis=2, keepdims=True)
+        for of_worker, worker, positions in _of_worker(slow):
+            yield self._slow(job, lockstep, of_worker, worker, positions)
+        for kind, (late, beyond_s) in late_by_kind.items():
+            for of_worker, worker, positions in _of_worker(late):
+                steps, longer_s = late[worker].any(axis=0), float(beyond_s[of_worker].mean())
+                share = Figure(
+                    "longer than its peers, over the step", longer_s / job.unchanged_s, HOST.code_share, Unit.SHARE
                 )
-            else:
-                longer = f"{PARTS_OF_RANKS[kind][1]} takes {seconds(longer_s)} longer"
-                effect = f"{longer} than on the other ranks of the worker, which wait for it"
-            series = np.where(steps, 1 + longer_s / job.unchanged_s, 1.0)
-            change = lockstep.on_time(of_worker, beyond_s)
-            yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)
+                if kind in PARTS_OF_RANKS:
+                    longer = f"{PARTS_OF_RANKS[kind][1]} takes {seconds(longer_s)} longer"
+                    effect = f"{longer} than on the other ranks of the worker, which wait for it"
+                else:
+                    stopped = (
+                        f"the process is stopped for {seconds(longer_s)} in {int(steps.sum())} of {len(steps)} steps"
+                    )
+                    effect = f"{stopped}; the other ranks of the worker wait for it"
+                yield Candidate(
+                    kind,
+                    _place(lockstep, worker, positions),
+                    effect,
+                    (share,),
+                    confidence_from((share,)),
+                    lockstep.on_time(of_worker, beyond_s),
+                    np.where(steps, 1 + longer_s / job.unchanged_s, 1.0),
+                )
 
-    def _candidate(self, job: PipelineSubject, lockstep: Lockstep, slow: np.ndarray) -> Candidate:
-        (worker,) = np.flatnonzero(slow.any(axis=(1, 2)))
-        positions = np.flatnonzero(slow[worker].any(axis=1))
+    def _slow(self, job: PipelineSubject, lockstep: Lockstep, slow: Bools, worker: int, positions: Ints) -> Candidate:
         steps = slow[worker].any(axis=0)
         gained = np.bincount(lockstep.step, lockstep.held_up_s(slow), minlength=len(steps))
         episodes, members = lockstep.episodes, worker * slow.shape[1] + positions
@@ -340,21 +346,15 @@ class SlowRankOfWorker(Detector):
             Figure("computing beyond its peers", excess, COMPUTES.factor, Unit.SHARE),
             Figure("more likely slow than by chance", float(episodes.nats[members].min()), episodes.needed, Unit.NATS),
         )
-        numbers = lockstep.ranks[worker]
-        if numbers is None:
-            where = Place(workers=(lockstep.workers[worker],))
-            who = f"its rank at position {', '.join(map(str, positions))} computes"
-        else:
-            where, who = Place(ranks=tuple(numbers[at] for at in positions)), "computes"
+        where = _place(lockstep, worker, positions)
+        who = "computes" if where.ranks else f"its rank at position {', '.join(map(str, positions))} computes"
         waits = seconds(float(gained[steps].mean()))
         effect = (
             f"{who} {excess:.0%} slower than its peers in the worker; they wait {waits} of each step for it, and noise"
             f" alone makes {noise:.0%}"
         )
-        series = 1 + gained / job.unchanged_s
-        change = lockstep.as_fast_as_peers(slow)
-        confidence = confidence_from(figures)
-        return Candidate(self.kind, where, effect, figures, confidence, change, series, excess=excess)
+        series, change = 1 + gained / job.unchanged_s, lockstep.as_fast_as_peers(slow)
+        return Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series, excess=excess)
 
 
 class LockstepJitter(Detector):
@@ -378,7 +378,7 @@ class LockstepJitter(Detector):
         lockstep = job.lockstep
         if lockstep is None:
             return
-        slow = [lockstep.slow(COMPUTES.factor), *late_ranks(job).values()]
+        slow = [lockstep.slow(COMPUTES.factor), *(late for late, _ in late_ranks(job).values())]
         even = np.logical_not(np.logical_or.reduce(slow).any(axis=(1, 2)))
         if not even.any():
             return
@@ -398,8 +398,6 @@ class LockstepJitter(Detector):
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change, bound=True)
 
 
-#: Factors within this of each other are one figure in a sentence. No experiment.
-_ALIKE = 0.03
 ONE_KIND_CHECK = (
     "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
     " input; a machine that is slow is so in forwards and backwards"
@@ -412,7 +410,7 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
     factors = worker_factor(job)[hit] - 1 if alone is None else kind_factors(job, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    if 0 < high - low < _ALIKE:
+    if 0 < high - low < SLOW_COMPUTES.alike:
         size = f"about {(low + high) / 2:.0%}"
     grows = _growth(job, hit, alone)
     if alone is not None:

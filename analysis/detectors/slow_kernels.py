@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec import structs
+from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.gpu_time import MOST_OF_A_KIND, candidate, plain, share_of
@@ -26,14 +26,24 @@ from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import LossKind, Spent
 from tracekit.trace.gpu_activity import KernelClass
 
-#: What good kernels reach of the peak, by definition of this finding.
-REACHABLE = 0.7
-#: Name an operator that takes this share of the recording, and twice what it need.
-_SMALLEST_SHARE, _SLOW = 0.05, 2.0
-#: Without sizes of inputs or a known card, only what takes this share of the recording is told. No experiment.
-_LARGE_SHARE = 0.2
-#: So many elementwise kernels in a row are a chain.
-_SHORTEST_CHAIN = 3
+
+class KernelThresholds(Struct, frozen=True):
+    """When kernels are slower than their card."""
+
+    #: What good kernels reach of the peak. Definition of the finding.
+    reachable: float = 0.7
+    #: Share of the recording that an operator takes. Benchmark `one-gpu` finds injected slow and tiny kernels with it.
+    share: float = 0.05
+    #: How many times as long as it need. Benchmark `one-gpu`, as before.
+    slow: float = 2.0
+    #: Share of the recording without sizes of inputs or a known card. Chosen: nothing says that it can be faster.
+    large_share: float = 0.2
+    #: Elementwise kernels in a row that are a chain. Chosen: two are often a kernel and its cast.
+    shortest_chain: int = 3
+
+
+KERNELS = KernelThresholds()
+
 #: Kernels of float32 that use no tensor cores.
 _NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s|_ffma_", re.IGNORECASE)
 
@@ -78,7 +88,7 @@ class SlowKernels(Detector):
         card = Card.named(job.summary.gpu)
         longest = table.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
         for op, taken_s in longest.head(MOST_OF_A_KIND).iter_rows():
-            if share_of(job, taken_s) < _SMALLEST_SHARE:
+            if share_of(job, taken_s) < KERNELS.share:
                 return
             of_op = table["operator"].eq(op).to_numpy()
             kernels = table.filter(of_op)
@@ -86,11 +96,11 @@ class SlowKernels(Detector):
             need = of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
             names = _names(kernels, op)
             if np.isnan(need).all():
-                if share_of(job, taken_s) >= _LARGE_SHARE:
+                if share_of(job, taken_s) >= KERNELS.large_share:
                     yield self._unknown(job, rows[of_op], op, names, taken_s, known_card=card is not None)
                 continue
-            less_s = np.nan_to_num(np.maximum(took - need / REACHABLE, 0.0))
-            if less_s.sum() < (1 - 1 / _SLOW) * taken_s:
+            less_s = np.nan_to_num(np.maximum(took - need / KERNELS.reachable, 0.0))
+            if less_s.sum() < (1 - 1 / KERNELS.slow) * taken_s:
                 continue
             slow = any(_NO_TENSOR_CORES.search(name) for name in names[1:])
             measured_s = _less_in_tf32_s(job.summary.gpu, kernels, took) if slow else None
@@ -120,7 +130,7 @@ class SlowKernels(Detector):
         blocks = of_each(_blocks, table["shape"])
         small = np.flatnonzero((blocks > 0) & (blocks < card.processors) & (took >= SHORT_S) & ~priced)
         less_s = took[small] * (1 - blocks[small] / card.processors)
-        if share_of(job, float(less_s.sum())) < _SMALLEST_SHARE:
+        if share_of(job, float(less_s.sum())) < KERNELS.share:
             return
         kernels = table[small]
         ops = kernels.group_by("operator").agg(pl.col("duration").sum()).sort("duration", "operator", descending=True)
@@ -167,8 +177,8 @@ class SlowKernels(Detector):
         """Attention as separate products with a softmax in between, and which kernels it consists of, [kernels]."""
         attention = find_unfused_attention(table, table["lane"].to_numpy(), Card.named(job.summary.gpu))
         kernels, taken_s = attention.kernels, table["duration"].to_numpy()
-        least_s, most_s = attention.less_s(taken_s, REACHABLE)
-        if share_of(job, float(least_s.sum())) < _SMALLEST_SHARE:
+        least_s, most_s = attention.less_s(taken_s, KERNELS.reachable)
+        if share_of(job, float(least_s.sum())) < KERNELS.share:
             return
         inside = table.filter(kernels)
         named = inside["operator"].drop_nulls().to_list() or inside["name"].to_list()
@@ -195,7 +205,7 @@ class SlowKernels(Detector):
         transposes = to_last | to_first
         less_s = np.where(transposes, taken_s, 0.0)
         share = share_of(job, float(less_s.sum()))
-        if share < _SMALLEST_SHARE:
+        if share < KERNELS.share:
             return
         # A convolution transposes both its inputs, and one output back.
         channels_first = np.count_nonzero(to_last) >= np.count_nonzero(to_first)
@@ -234,26 +244,21 @@ class SlowKernels(Detector):
         length = np.bincount(chain, minlength=1)
         longest = np.zeros(len(length))
         np.maximum.at(longest, chain, took[order])
-        first = ~goes_on
-        less = np.where(length[chain] >= _SHORTEST_CHAIN, took[order], 0.0)
-        less[first] -= np.where(length >= _SHORTEST_CHAIN, longest, 0.0)[: int(first.sum())]
-        total_s = float(took[order][length[chain] >= _SHORTEST_CHAIN].sum())
-        if share_of(job, float(less.sum())) < _SMALLEST_SHARE:
+        fused, first = length >= KERNELS.shortest_chain, ~goes_on
+        in_chain = fused[chain]
+        less = np.where(in_chain, took[order], 0.0)
+        total_s = float(took[order][in_chain].sum())
+        less[first] -= np.where(fused, longest, 0.0)[: int(first.sum())]
+        if share_of(job, float(less.sum())) < KERNELS.share:
             return
-        in_chain = order[length[chain] >= _SHORTEST_CHAIN]
-        named = (
-            table[np.sort(in_chain)]
-            .group_by("operator")
-            .agg(pl.col("duration").sum())
-            .sort("duration", descending=True)
-        )
-        names = tuple(named["operator"].head(_MOST_NAMES).to_list())
+        totals = table[np.sort(order[in_chain])].group_by("operator").agg(pl.col("duration").sum())
+        names = tuple(totals.sort("duration", descending=True)["operator"].head(_MOST_NAMES).to_list())
         less_s = np.zeros(len(order))
         less_s[order] = less
         yield self._faster(
             job, rows, less_s, names[0], names, total_s,
-            f"{int((length >= _SHORTEST_CHAIN).sum()):,} chains of elementwise kernels such as {code_name(names[0])}"
-            f" take {share_of(job, total_s):.0%} of the recording, which fused ones read and write once",
+            f"{np.count_nonzero(fused):,} chains of elementwise kernels such as {code_name(names[0])} take"
+            f" {share_of(job, total_s):.0%} of the recording, which fused ones read and write once",
             "fuse them with torch.compile, or use fused operators (fused optimizer, fused norms and activations)",
         )  # fmt: skip
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape, pattern_of_series
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.trace_faults import FEWEST_STEPS
+from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
 from tracekit.analysis.evidence.compute_profile import COMPUTES
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import steps_with_stops
@@ -23,11 +24,24 @@ from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
+
+class StopThresholds(Struct, frozen=True):
+    """When work that stops workers is named, and who stands out at it."""
+
+    #: Share of the step that the worst worker is stopped. Chosen; `eventsim` and `causes` find checkpoints, evaluations
+    #: and collections with it, and accuse no healthy job.
+    share: float = 0.02
+    #: How many times as long as the usual worker one is stopped that stands out. Chosen: chance is ruled out besides.
+    factor: float = 2.0
+    #: Confidence that a stall of all ranks is a checkpoint that was not recorded. Chosen.
+    unrecorded_confidence: float = 0.9
+
+
+STOPS = StopThresholds()
+
 _UNRECORDED = "as for a checkpoint that is not recorded"
 TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
 ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
-#: Confidence that an unrecorded stall of all ranks is a checkpoint. No experiment.
-UNRECORDED_CONFIDENCE = 0.9
 STALL_CHECK = (
     "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
 )
@@ -66,9 +80,9 @@ class Checkpoints(Detector):
     @only_in(PipelineSubject)
     def _recorded(self, job: PipelineSubject) -> Iterator[Candidate]:
         stops, breaks = stops_s(job, checkpoints(job)), job.breaks
-        recorded = longest_share(job, stops) >= SMALLEST_STOP_SHARE
+        recorded = longest_share(job, stops) >= STOPS.share
         still_s = stalled_s(job) + (0.0 if breaks is None else breaks.late_s.max(axis=(0, 2)))
-        stalled = float(still_s.mean()) >= SMALLEST_STOP_SHARE * job.unchanged_s
+        stalled = float(still_s.mean()) >= STOPS.share * job.unchanged_s
         if not recorded and not stalled:
             return
         lost_s = still_s * stalled + stops.max(axis=(0, 2)) * recorded
@@ -85,7 +99,7 @@ class Checkpoints(Detector):
             Place(workers=slow_at_it(job, stops) if recorded and not stalled else ()),
             self._effect(job, few, lost_s, figures, recorded=recorded),
             figures,
-            confidence_from(figures) * (1.0 if recorded else UNRECORDED_CONFIDENCE),
+            confidence_from(figures) * (1.0 if recorded else STOPS.unrecorded_confidence),
             Together(tuple(changes)),
             1 + lost_s / job.unchanged_s,
             title=None if recorded else title,
@@ -110,10 +124,9 @@ class Checkpoints(Detector):
         recorded: bool,
     ) -> str:
         """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
-        if few and recorded:
-            return said_of_few(job, few, lost_s, "writes a checkpoint", "write checkpoints")
         if few:
-            return said_of_few(job, few, lost_s, "stands still", "stand still")
+            words = ("writes a checkpoint", "write checkpoints") if recorded else ("stands still", "stand still")
+            return said_of_few(job, few, lost_s, *words)
         return (
             f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
             f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
@@ -166,7 +179,7 @@ class Evaluations(Detector):
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         stops = stops_s(job, evaluations(job))
-        if longest_share(job, stops) < SMALLEST_STOP_SHARE:
+        if longest_share(job, stops) < STOPS.share:
             return
         lost_s = stops.max(axis=(0, 2))
         figures = figures_of_stops(job, lost_s, "evaluation", "an evaluation")
@@ -228,7 +241,7 @@ class StepsSlowForAll(Detector):
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         profile = job.profile
-        if profile is None or len(profile.step) < FEWEST_STEPS:
+        if profile is None or len(profile.step) < TRACE_FAULTS.fewest_steps:
             return
         slow = (profile.slow_step > 1) & ~steps_with_stops(job)
         if job.pauses is not None and job.pauses.stopped.any():
@@ -262,12 +275,6 @@ def _slow_on(workers: Bools, grid: Floats) -> Bools:
     theirs = np.moveaxis(grid, -1, 2)[:, workers]
     step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
     return np.asarray(step / lower_median(step, 0) >= 1 + COMPUTES.factor)
-
-
-#: Price by replay only if the worst worker is stopped for this share of the step.
-SMALLEST_STOP_SHARE = 0.02
-#: A worker stands out if it is stopped this many times as long as the usual one.
-STOP_FACTOR = 2.0
 
 
 def slow_at_it(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
@@ -308,7 +315,7 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     """The workers that are stopped much longer than the others, beyond chance; empty if most are stopped alike."""
     mean = stops.mean(axis=1)
     usual = float(lower_median(mean.ravel(), 0))
-    hit = mean > max(STOP_FACTOR * usual, SMALLEST_STOP_SHARE / 2 * job.unchanged_s)
+    hit = mean > max(STOPS.factor * usual, STOPS.share / 2 * job.unchanged_s)
     if hit.all() or 2 * hit.sum() > max(hit.size, 2):
         return ()
     those = (stops > 0).any(axis=(0, 2))  # steps in which nobody stops say nothing about who does
@@ -324,7 +331,7 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
 def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, single: str) -> tuple[Figure, Figure, Figure]:
     """How much of the time, how often and how long at most. `lost_s`: seconds of each step."""
     return (
-        Figure(f"{what}, over all steps", float(lost_s.mean()) / job.unchanged_s, SMALLEST_STOP_SHARE, Unit.SHARE),
+        Figure(f"{what}, over all steps", float(lost_s.mean()) / job.unchanged_s, STOPS.share, Unit.SHARE),
         Figure(f"steps with {single}", int((lost_s > 0).sum()), 0.0),
         Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives
@@ -14,8 +15,20 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 
-#: Network time protocols keep clocks closer than this, seconds; report larger offsets.
-SMALLEST_OFFSET_S = 1.5e-3
+
+class TraceFaultThresholds(Struct, frozen=True):
+    """When the trace and not the job is at fault."""
+
+    #: Offset of a clock, seconds. Chosen: network time protocols keep clocks closer; `clocks` removes offsets from 2 ms
+    #: on.
+    offset_s: float = 1.5e-3
+    #: Steps that show which of them are the usual ones. Definition: of two, neither is.
+    fewest_steps: int = 3
+    #: Share of the step that peers wait for a worker that was not recorded. Chosen: as much as a finding has to cost.
+    lateness_share: float = 0.02
+
+
+TRACE_FAULTS = TraceFaultThresholds()
 
 
 class ClockError(Detector):
@@ -35,17 +48,13 @@ class ClockError(Detector):
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         offset = job.replay.clocks.offset_s
-        hit = np.abs(offset) >= SMALLEST_OFFSET_S
+        hit = np.abs(offset) >= TRACE_FAULTS.offset_s
         if not hit.any() or job.trace.one_clock:
             return
-        figures = (Figure("offset", float(np.abs(offset).max()), SMALLEST_OFFSET_S, Unit.SECONDS),)
+        figures = (Figure("offset", float(np.abs(offset).max()), TRACE_FAULTS.offset_s, Unit.SECONDS),)
         where = Place(workers=job.workers_where(hit))
         effect = f"clock is off by {seconds(figures[0].value)}"
         yield Candidate(self.kind, where, effect, figures, confidence_from(figures), None)
-
-
-#: Fewer steps do not show which of them are the usual ones.
-FEWEST_STEPS = 3
 
 
 class TooLittleTrace(Detector):
@@ -63,10 +72,10 @@ class TooLittleTrace(Detector):
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         steps = len(job.replay.graph.steps)
-        if job.all_lanes_replayed and steps >= FEWEST_STEPS:
+        if job.all_lanes_replayed and steps >= TRACE_FAULTS.fewest_steps:
             return
         coverage = job.trace.coverage()
-        if coverage.complete and steps >= FEWEST_STEPS:
+        if coverage.complete and steps >= TRACE_FAULTS.fewest_steps:
             return
         missing = 1 - coverage.worker_steps_traced / coverage.worker_steps_expected
         figures = (Figure("share of worker-steps missing", missing, 0.0, Unit.SHARE), Figure("steps", steps, 0.0))
@@ -74,10 +83,6 @@ class TooLittleTrace(Detector):
         if missing:
             effect += f"; {missing:.1%} of the workers' steps are missing"
         yield Candidate(self.kind, Place(workers=coverage.missing_workers), effect, figures, 1.0, None)
-
-
-#: Report waiting for an unrecorded worker if it takes at least this share of the step.
-SMALLEST_LATENESS_SHARE = 0.02
 
 
 class UnrecordedWorkerLate(Detector):
@@ -105,12 +110,12 @@ class UnrecordedWorkerLate(Detector):
         wait_s = traffic.unseen_wait_s.sum(axis=1)
         longest = wait_s.max(axis=0)
         late_s = float(longest.mean())
-        if (longest > 0).mean() < 0.5 or late_s < SMALLEST_LATENESS_SHARE * job.unchanged_s:
+        if (longest > 0).mean() < 0.5 or late_s < TRACE_FAULTS.lateness_share * job.unchanged_s:
             return
         missing = job.trace.coverage().missing_workers
         stages = sorted({worker.pp_rank for worker in missing})
         group = f"the data-parallel group of stage {stages[0]}" if len(stages) == 1 else "a data-parallel group"
-        figures = (Figure("its peers wait", late_s, SMALLEST_LATENESS_SHARE * job.unchanged_s, Unit.SECONDS),)
+        figures = (Figure("its peers wait", late_s, TRACE_FAULTS.lateness_share * job.unchanged_s, Unit.SECONDS),)
         yield Candidate(
             self.kind,
             Place(workers=missing),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
 from tracekit.analysis.detectors.late_rank import OneLaunchQueue
@@ -24,15 +24,23 @@ from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.finding import Figure, Place, Unit
 from tracekit.report.questions import CauseOfImbalance
 
+
+class ExpertThresholds(Struct, frozen=True):
+    """When ranks wait for each other in all-to-alls for other reasons than loads."""
+
+    #: Share of the job that a rank costs the others, whose loads are equal. Chosen.
+    late_share: float = 0.05
+
+
+EXPERTS = ExpertThresholds()
+
 _LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
-#: With equal loads, a rank is late to all-to-alls if it costs the others this share of the job.
-_LATE_SHARE = 0.05
 
 
 def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
     late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
-    if late is not None and equal and late.saved_s >= _LATE_SHARE * job.recorded_s:
+    if late is not None and equal and late.saved_s >= EXPERTS.late_share * job.recorded_s:
         yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / job.steps_in_whole)
     for finding in findings:
         if finding.kind == OneLaunchQueue.kind:

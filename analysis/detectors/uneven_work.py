@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, Treatment, only_in
 from tracekit.analysis.detectors.rank_behind import compared
@@ -28,6 +28,16 @@ from tracekit.analysis.numeric.robust import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+
+class VariationThresholds(Struct, frozen=True):
+    """When random variation is named."""
+
+    #: Share of the step that it costs. Chosen: any job has some; `eventsim` and `causes` accuse no healthy job with it.
+    share: float = 0.04
+
+
+VARIATION = VariationThresholds()
 
 
 class StageImbalance(Detector):
@@ -283,10 +293,6 @@ class PositionEffect(Detector):
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures[:1]), change)
 
 
-#: Any job has random variation that costs less than this share of the step.
-SMALLEST_VARIATION_SHARE = 0.04
-
-
 class RandomVariation(Detector):
     """The speed of workers wanders: each is slow for a while, none for long. It costs time, and nobody is responsible.
 
@@ -317,10 +323,10 @@ class RandomVariation(Detector):
         change = Scale(job.table, wander.even)
         saved_s = job.unchanged_s - float(step_times(job.replay, (change,)).mean())
         share = saved_s / job.unchanged_s
-        if share < SMALLEST_VARIATION_SHARE:
+        if share < VARIATION.share:
             return
         figures = (
-            Figure("cost of the spread, over the step", share, SMALLEST_VARIATION_SHARE, Unit.SHARE),
+            Figure("cost of the spread, over the step", share, VARIATION.share, Unit.SHARE),
             Figure("spread of workers from step to step", wander.spread, 0.0, Unit.SHARE),
         )
         effect = f"workers differ by {wander.spread:.1%} from step to step"

@@ -89,13 +89,16 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, headline = assessed.trust(causes), assessed.headline(causes)
-    answer = answer_of(assessed, headline, causes, fixes, trust)
+    leading = headline.first_cause
+    best = None if leading is None else first_fix(leading, fixes)
+    answer = answer_of(assessed, headline, causes, fixes, best, trust)
+    begin = next((place for place, fix in enumerate(fixes) if fix is best), None)
     return Diagnosis(
         trust=trust,
         answer=answer,
         headline=headline,
         stalls=assessed.stalls,
-        verdict=verdict_of(job, headline, causes, fixes, answer),
+        verdict=verdict_of(job, headline, causes, begin, answer),
         time=assessed.time,
         space=assessed.space,
         causes=causes,
@@ -106,9 +109,9 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
 
 
 def verdict_of(
-    job: Subject, headline: NamedLoss, causes: Sequence[Cause], fixes: Sequence[PricedFix], answer: Answer
+    job: Subject, headline: NamedLoss, causes: Sequence[Cause], begin: int | None, answer: Answer
 ) -> Verdict:
-    """Return the verdict on a job with this headline."""
+    """Return the verdict on a job with this headline. `begin`: the place of the fix to begin with."""
     leading = headline.leading[0] if headline.leading else None
     label = None if leading is None or headline.kind is not LossKind.STRAGGLER else detector_of(leading.kind).label
     parts = headline.parts
@@ -128,27 +131,23 @@ def verdict_of(
         ],
         parts=LossParts(parts.lost_s, parts.explained_s, parts.noise_s, parts.unexplained_s, parts.error_s),
         of_mean_ops=headline.of_mean_ops,
-        first_fix=_place_of_first_fix(headline, fixes),
+        first_fix=begin,
         who=answer.who,
         cost=answer.cost,
         action=answer.action,
     )
 
 
-def _place_of_first_fix(headline: NamedLoss, fixes: Sequence[PricedFix]) -> int | None:
-    """The place of the fix to begin with; None if no cause leads, or nothing is known to help."""
-    leading = headline.first_cause
-    fix = None if leading is None else first_fix(leading, fixes)
-    return next((place for place, each in enumerate(fixes) if each is fix), None)
-
-
 def answer_of(
-    assessed: Assessment, headline: NamedLoss, causes: Sequence[Cause], fixes: Sequence[PricedFix], trust: ReplayTrust
+    assessed: Assessment,
+    headline: NamedLoss,
+    causes: Sequence[Cause],
+    fixes: Sequence[PricedFix],
+    best: PricedFix | None,
+    trust: ReplayTrust,
 ) -> Answer:
-    """Return the answer for a diagnosed job."""
-    job = assessed.job
-    leading = headline.first_cause
-    best = None if leading is None else first_fix(leading, fixes)
+    """Return the answer for a diagnosed job. `best`: the fix to begin with."""
+    job, leading = assessed.job, headline.first_cause
     return Answer(
         headline=headline.sentence,
         cost=_cost(job, headline, causes, leading) if headline.lost_s > 0 else None,

@@ -50,8 +50,8 @@ class PricedFix(Fix, frozen=True, kw_only=True):
     """One fix, with the change that prices it; its figures are there, even if they are `withheld`.
 
     `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
-    around its cause, which stays. `excludes`: of all fixes with this name, a combination has one. `extra_s`: seconds
-    that it adds to each step.
+    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `extra_s`:
+    seconds that it adds to each step.
     """
 
     new_step_s: float
@@ -60,7 +60,7 @@ class PricedFix(Fix, frozen=True, kw_only=True):
     change: Any = None
     reached: str | None = None
     around: bool = False
-    excludes: str | None = None
+    excludes: tuple[str, ...] = ()
     extra_s: float = 0.0
 
     @property
@@ -189,6 +189,11 @@ class Assessment(Struct, frozen=True, eq=False):
     def space(self) -> SpacePattern | None:
         """Where the job loses time."""
         return None
+
+
+def changes_of(causes: Iterable[Cause]) -> list[Any]:
+    """Return the changes that undo these causes; a fault of the trace has none."""
+    return [cause.change for cause in causes if cause.change is not None]
 
 
 def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:

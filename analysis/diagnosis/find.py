@@ -24,7 +24,7 @@ from tracekit.analysis.detectors.all_detectors import (
     is_plug_in,
     own_detectors,
 )
-from tracekit.analysis.detectors.detector import MOST_OF_PRICE, Advice, Candidate, Detector, advice_text, remedy_for
+from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate, Detector, advice_text, remedy_for
 from tracekit.analysis.diagnosis.diagnosis import Assessment
 from tracekit.analysis.evidence.exchanges import beyond_experts
 from tracekit.analysis.evidence.graph_subject import lost_by_step, saves_step, unprofiled_step
@@ -120,7 +120,7 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
         ranks = _ranks_of(each)
         costlier = [other for other in costliest_first[:place] if other in remaining and ranks <= _ranks_of(other)]
         shares = (job.explained(each.change, other.change, beside(_ranks_of(other))) for other in costlier)
-        if not detector_of(each.kind).counted and any(share >= MOST_OF_PRICE for share in shares):
+        if not detector_of(each.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
             remaining.remove(each)
     return remaining
 

@@ -30,6 +30,7 @@ from tracekit.analysis.evidence.gpu_losses import (
 )
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
+    RecordingSubject,
     in_production_s,
     profiled_steps_s,
     unprofiled_step,
@@ -49,6 +50,11 @@ SMALLEST_COST_SHARE = 0.005
 _MOST_GAPS = 3
 
 
+def graph_assessment(job: GraphSubject) -> GraphAssessment:
+    """Return how a job of this graph is assessed."""
+    return RecordingAssessment(job) if isinstance(job, RecordingSubject) else GraphAssessment(job)
+
+
 class GraphAssessment(Assessment, frozen=True, eq=False):
     """How a job of any graph is assessed."""
 
@@ -60,16 +66,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         return SMALLEST_COST_SHARE * self.job.recorded_s if idles(self.job) else 0.0
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
-        return next(self._doubts(causes), None)
-
-    def promised(self, fix: PricedFix) -> PricedFix:
-        """See `Assessment.promised`: of a rank alone, doubts about transfers concern only fixes of transfers."""
-        doubt = _of_transfers(self.job)
-        if doubt is None:
-            return fix
-        if self.job.alone and fix.cause is not None and detector_of(fix.cause).loss is not LossKind.COMMUNICATION:
-            return fix
-        return replace(fix, withheld=fix.withheld or doubt)
+        return next(self.doubts(causes), None)
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         """See `Assessment.headline`. One kind of loss counts, the costliest: the time in which all GPUs are idle, or
@@ -78,15 +75,13 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         job = self.job
         kind, loss, lost_s, leading = _costliest(job, causes)
         whole_s = _whole_s(job, leading) or 1.0
-        if job.summary is not None and leading:
-            named_s = _cost_s(job, leading[0])
-            lost_s = named_s if named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+        lost_s = self.lost_s(leading, lost_s, whole_s)
         explained_s = lost_s if leading else 0.0
         if lost_s > whole_s:  # it lies in few steps, and the usual one is shorter
             whole_s = job.recorded_s
         return NamedLoss(
             kind=kind,
-            sentence=_sentence(job, kind, leading, lost_s),
+            sentence=self.sentence(kind, leading, lost_s),
             headline_s=lost_s,
             lost_s=lost_s,
             whole_s=whole_s,
@@ -98,17 +93,35 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             of_mean_ops=loss is LossKind.STRAGGLER and not leading,
         )
 
-    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
+    def lost_s(self, leading: Sequence[Cause], lost_s: float, whole_s: float) -> float:
+        """Return what is lost, by the costliest kind of loss `lost_s` of `whole_s`, and the findings that cause it."""
+        del leading, whole_s
+        return lost_s
+
+    def sentence(self, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
+        """Return what costs most, and what else nobody can explain, without the kind of loss."""
         job = self.job
-        doubts, of_transfers = tuple(self._doubts(causes)), _of_transfers(job)
-        first = next((cause for cause in causes if cause.change is not None), None)
-        concerns = not job.alone or first is None or _loss_of(first) is LossKind.COMMUNICATION
-        if of_transfers is not None and concerns:
-            doubts = (*doubts, of_transfers)
+        whole, step = "each step" if job.whole == "step" else f"the {job.whole}", unprofiled_step(job)
+        if step is not None:
+            whole = "each step without the profiler"
+        rest = parts_of_s(job).words(job.recorded_s, whole)
+        if kind is LossKind.STRAGGLER and not leading:
+            return rest or f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
+        if kind is LossKind.BALANCED and rest and not parts_of_s(job).to_tell:
+            return f"no rank stands out; {rest}"
+        said = [_costs_most(job, kind, leading, whole, lost_s), rest]
+        if step is not None:
+            profiled = seconds(float(np.median(profiled_steps_s(job))))
+            said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
+        return "; ".join(part for part in said if part)
+
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
+        job, doubts = self.job, tuple(self.doubts(causes))
         return ReplayTrust(job.replay_error, discrepancy(job), discrepancy(job), not doubts, doubts)
 
-    def _doubts(self, causes: Sequence[Cause]) -> Iterator[str]:
-        yield from _doubts(self.job)
+    def doubts(self, causes: Sequence[Cause]) -> Iterator[str]:
+        """Yield why no number can be trusted."""
+        yield from _of_replay(self.job)
         yield from doubts_of(causes)
 
     def fit(self, trust: ReplayTrust) -> str:
@@ -117,21 +130,56 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         job, gaps = self.job, f"gaps between ops add {trust.discrepancy:z.1%}"
         if unseen_s(job) >= 0.0005 * job.recorded_s:
             gaps += f" and {unseen_s(job) / job.recorded_s:.1%} that the recording does not show"
-        figures = [f"replay within {trust.replay_error:.1%} of the recording; {gaps}"]
-        if job.summary is not None:
-            odd = (
-                (job.unexplained.violations, "dependency", "contradicted"),
-                (job.summary.unmatched * (not job.alone), "communication kernel", "without a partner"),
-                (job.summary.without_launch, "GPU op", "launched outside the recording"),
-            )
-            figures += [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
-        return "; ".join(figures)
+        return f"replay within {trust.replay_error:.1%} of the recording; {gaps}"
+
+
+class RecordingAssessment(GraphAssessment, frozen=True, eq=False):
+    """How a recording of GPUs is assessed. Of a rank alone, doubts about transfers concern only fixes of transfers."""
+
+    job: RecordingSubject
+
+    def promised(self, fix: PricedFix) -> PricedFix:
+        doubt = _of_transfers(self.job)
+        of_other_time = fix.cause is not None and detector_of(fix.cause).loss is not LossKind.COMMUNICATION
+        if doubt is None or (of_other_time and not self.job.shows(Fact.RANKS)):
+            return fix
+        return replace(fix, withheld=fix.withheld or doubt)
+
+    def lost_s(self, leading: Sequence[Cause], lost_s: float, whole_s: float) -> float:
+        named_s = _cost_s(self.job, leading[0]) if leading else 0.0
+        return named_s if leading and named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+
+    def sentence(self, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
+        if kind is LossKind.CONTRADICTION:
+            return f"{self.job.summary.lost}: what costs time cannot be told"
+        return super().sentence(kind, leading, lost_s)
+
+    def doubts(self, causes: Sequence[Cause]) -> Iterator[str]:
+        yield from _of_replay(self.job)
+        yield from _of_recording(self.job)
+        yield from doubts_of(causes)
+
+    def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
+        trust, doubt = super().trust(causes), _of_transfers(self.job)
+        first = next((cause for cause in causes if cause.change is not None), None)
+        concerns = self.job.shows(Fact.RANKS) or first is None or _loss_of(first) is LossKind.COMMUNICATION
+        if doubt is None or not concerns:
+            return trust
+        return replace(trust, trustworthy=False, reasons=(*trust.reasons, doubt))
+
+    def fit(self, trust: ReplayTrust) -> str:
+        job, fit = self.job, super().fit(trust)
+        odd = (
+            (job.unexplained.violations, "dependency", "contradicted"),
+            (job.summary.unmatched * job.shows(Fact.RANKS), "communication kernel", "without a partner"),
+            (job.summary.without_launch, "GPU op", "launched outside the recording"),
+        )
+        figures = [f"{counted(number, noun)} {what}" for number, noun, what in odd if number and trust.trustworthy]
+        return "; ".join([fit, *figures])
 
     def seen(self, finding: Cause) -> str:
-        """See `Assessment.seen`: when it acts, where in the code, or how long others wait for it."""
+        """See `Assessment.seen`: where in the code, or how long others wait for it."""
         culprit = culprit_of(self.job)
-        if self.job.summary is None:
-            return f", {finding.when}"
         if finding.spent is not None:
             return f", at {code_name(finding.spent.where)}" if finding.spent.where else ""
         if culprit is None or not finding.where.ranks:
@@ -149,7 +197,7 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
     for cause in once:  # the rest of its kind is what returns
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
     kind = loss = max(losses_s, key=lambda each: losses_s[each])
-    if job.alone and costly and worth_s(job, costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
+    if costly and not job.shows(Fact.RANKS) and worth_s(job, costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if not job.shows(Fact.COMPUTE):
         kind, loss, losses_s = LossKind.CONTRADICTION, LossKind.CONTRADICTION, {}
@@ -164,32 +212,13 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
     if kind is LossKind.STRAGGLER and not leading and not parts_of_s(job).to_tell:
         kind = loss = LossKind.BALANCED  # the noise of its ops explains it
     lost_s = losses_s.get(loss, 0.0)
-    if not leading and job.alone and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
+    if not leading and not job.shows(Fact.RANKS) and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
     return kind, loss, lost_s, leading
 
 
 def _loss_of(cause: Cause) -> LossKind:
     return detector_of(cause.kind).loss_at(cause.where)
-
-
-def _sentence(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
-    """What costs most, and what else nobody can explain, without the kind of loss."""
-    if kind is LossKind.CONTRADICTION and job.summary is not None:
-        return f"{job.summary.lost}: what costs time cannot be told"
-    whole, step = "each step" if job.summary is None else "the recording", unprofiled_step(job)
-    if step is not None:
-        whole = "each step without the profiler"
-    rest = parts_of_s(job).words(job.recorded_s, whole)
-    if kind is LossKind.STRAGGLER and not leading:
-        return rest or f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
-    if kind is LossKind.BALANCED and rest and not parts_of_s(job).to_tell:
-        return f"no rank stands out; {rest}"
-    said = [_costs_most(job, kind, leading, whole, lost_s), rest]
-    if step is not None:
-        profiled = seconds(float(np.median(profiled_steps_s(job))))
-        said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
-    return "; ".join(part for part in said if part)
 
 
 def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], whole: str, lost_s: float) -> str:
@@ -226,12 +255,9 @@ def _cost_s(job: GraphSubject, cause: Cause) -> float:
     return culprit.saved_s if culprit and of_culprit and cause.saves_step_s is None else worth_s(job, cause)
 
 
-def _doubts(job: GraphSubject) -> Iterator[str]:
-    """Yield why the numbers cannot be trusted."""
-    yield from _of_replay(job)
-    summary, waits = job.summary, job.waits
-    if summary is None or waits is None:
-        return
+def _of_recording(job: RecordingSubject) -> Iterator[str]:
+    """Yield what the recording lacks, or does not explain."""
+    summary = job.summary
     yield from summary.doubts
     if summary.lost:
         yield f"{summary.lost}, so its idle time is not known"
@@ -240,7 +266,7 @@ def _doubts(job: GraphSubject) -> Iterator[str]:
     culprit = culprit_of(job)
     yield from _of_stacks(culprit, summary.without_stacks)
     named = None if culprit is None else culprit.rank
-    yield from unexplained_waits(summary.late, waits, named, job.recorded_s)
+    yield from unexplained_waits(summary.late, job.waits, named, job.recorded_s)
 
 
 def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Iterator[str]:
@@ -254,11 +280,9 @@ def _of_stacks(culprit: BlamedRank | None, without_stacks: Sequence[int]) -> Ite
         )
 
 
-def _of_transfers(job: GraphSubject) -> str | None:
+def _of_transfers(job: RecordingSubject) -> str | None:
     """Why it is not known what transfers cost; None if it is."""
     summary = job.summary
-    if summary is None or job.waits is None:
-        return None
     unseen = [rank for rank in summary.left_out if rank not in summary.late.accounted]
     if leads(job, LossKind.COMMUNICATION):
         recorded = {*job.ranks, *summary.left_out}

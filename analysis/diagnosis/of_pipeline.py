@@ -22,8 +22,15 @@ from tracekit.analysis.attribution.attribution import (
 from tracekit.analysis.attribution.chance import HEADLINE_UNEXPLAINED, SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE, Treatment
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
+from tracekit.analysis.detectors.detector import FINDINGS, Treatment
+from tracekit.analysis.diagnosis.diagnosis import (
+    Assessment,
+    LossWithCauses,
+    NamedLoss,
+    PricedFix,
+    changes_of,
+    doubts_of,
+)
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
@@ -69,7 +76,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     @property
     def smallest_cost_s(self) -> float:
-        return SMALLEST_COST_SHARE * self.job.unchanged_s
+        return FINDINGS.smallest_cost_share * self.job.unchanged_s
 
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)
@@ -97,7 +104,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""
-        delay_share = delay_share_without(self.job, [cause.change for cause in causes if cause.change is not None])
+        delay_share = delay_share_without(self.job, changes_of(causes))
         if delay_share > LARGEST_DISCREPANCY:
             return (
                 f"launch delays that no cause explains make up {delay_share:.1%} of the step (at most"
@@ -188,15 +195,19 @@ def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
     if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
-    return Parts.of(attribution.original, attribution.ideal, job.noisy, _explained_of_s(job, causes))
+    return Parts.of(attribution.original, attribution.ideal, job.noisy, _gone(job, causes, _PLAIN))
 
 
-def _gone(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
-    """Seconds of each step that go when all causes go together, [steps]."""
-    changes = [cause.change for cause in causes if cause.change is not None]
-    if not changes:
+def _gone(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Intervention] = ()) -> Floats:
+    """Seconds of each step that go when all causes go together, [steps], after the changes of `plain`.
+
+    S ignores launch delays and overlap between steps (`_PLAIN`): a cause that hides behind either costs less in the job
+    as it is.
+    """
+    if not (changes := changes_of(causes)):
         return np.zeros(len(job.unchanged))
-    return np.asarray(job.unchanged - job.step_times(changes))
+    before = job.step_times(plain) if plain else job.unchanged
+    return np.asarray(before - job.step_times((*plain, *changes)))
 
 
 def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: Parts) -> list[LossWithCauses]:
@@ -216,12 +227,12 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: 
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or not _explained(job, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
-        left_s = max(by_s - float(_explained_of_s(job, stragglers.causes).mean()), 0.0)
+        left_s = max(by_s - float(_gone(job, stragglers.causes, _PLAIN).mean()), 0.0)
         if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * job.recorded_s:
             left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
-            lost_s = min(lost_s, _beside(job, losses))
+            lost_s = min(lost_s, _beside(job, stragglers, others))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     # A loss with a known cause outweighs one without.
     weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
@@ -233,8 +244,8 @@ def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: flo
     may_explain = [loss for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
     if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
         return True
-    causes = [cause for loss in may_explain for cause in loss.causes]
-    return float(_explained_of_s(job, causes).mean()) >= EXPLAINED_SHARE * by_s
+    causes = (cause for loss in may_explain for cause in loss.causes)
+    return float(_gone(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
 
 
 def _done_for_all(cause: Cause) -> bool:
@@ -242,28 +253,14 @@ def _done_for_all(cause: Cause) -> bool:
     return cause.change is not None and not cause.where.workers and detector_of(cause.kind).planned is not None
 
 
-def _explained_of_s(job: PipelineSubject, causes: Sequence[Cause]) -> Floats:
-    """The seconds of S that go when the causes go, [steps].
-
-    S ignores launch delays and overlap between steps: a cause that hides behind either costs less in the job as it is.
-    """
-    changes = [cause.change for cause in causes if cause.change is not None]
-    if not changes:
-        return np.zeros(len(job.unchanged))
-    return np.asarray(job.step_times(_PLAIN) - job.step_times((*_PLAIN, *changes)))
-
-
-def _beside(job: PipelineSubject, losses: Sequence[LossWithCauses]) -> float:
+def _beside(job: PipelineSubject, stragglers: LossWithCauses, losses: Sequence[LossWithCauses]) -> float:
     """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
 
     The larger of their cost in the job as it is and their cost once the other causes are gone.
     """
-    changes = {loss.kind: [cause.change for cause in loss.causes if cause.change is not None] for loss in losses}
-    others = [change for kind, mine in changes.items() if kind is not LossKind.STRAGGLER for change in mine]
-    everything = [*others, *changes[LossKind.STRAGGLER]]
-    alone_s = job.step_times(others).mean() - job.step_times(everything).mean()
-    as_it_is_s = next(loss.lost_s for loss in losses if loss.kind is LossKind.STRAGGLER)
-    return max(as_it_is_s, float(alone_s))
+    others = changes_of(cause for loss in losses for cause in loss.causes)
+    alone_s = job.step_times(others).mean() - job.step_times([*others, *changes_of(stragglers.causes)]).mean()
+    return max(stragglers.lost_s, float(alone_s))
 
 
 def straggling_s(job: PipelineSubject, causes: Sequence[Cause], parts: Parts) -> float:
@@ -340,7 +337,7 @@ def _named(
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
         sentence = f"{loss_sentence(job, parts, losses[0])}{little}"
-    delay_share = delay_share_without(job, [cause.change for loss in losses for cause in loss.causes if cause.change])
+    delay_share = delay_share_without(job, changes_of(cause for loss in losses for cause in loss.causes))
     if delay_share > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {delay_share:.0%} to the step"
     return _Named(kind, of_kind_s, sentence)

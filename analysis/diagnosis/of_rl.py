@@ -11,9 +11,9 @@ import numpy as np
 
 from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
+from tracekit.analysis.detectors.detector import FINDINGS
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
@@ -29,7 +29,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
 
     @property
     def smallest_cost_s(self) -> float:
-        return SMALLEST_COST_SHARE * self.job.recorded_s
+        return FINDINGS.smallest_cost_share * self.job.recorded_s
 
     def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         return tuple(finding for finding in findings if finding.change is not None)
@@ -47,7 +47,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
         job, (label, sentence) = self.job, first_line(self.account)
         leading = [cause for cause in causes if cause.kind == label]
         named = sorted(causes, key=lambda cause: cause not in leading)
-        gone = job.unchanged - job.step_times([cause.change for cause in named])
+        gone = job.unchanged - job.step_times(changes_of(named))
         lost_s = max(float(gone.mean()), 0.0) if leading else 0.0
         costs_s = [max(cause.saved_s, 0.0) for cause in named]
         losses = [

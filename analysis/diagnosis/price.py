@@ -15,7 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.all_detectors import detector_of, guarded
-from tracekit.analysis.detectors.detector import SMALLEST_COST_SHARE
+from tracekit.analysis.detectors.detector import FINDINGS
 from tracekit.analysis.diagnosis.diagnosis import Assessment, PricedFix
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
 from tracekit.analysis.evidence.graph_subject import saves_step, unprofiled_step
@@ -255,7 +255,7 @@ def _compatible(fixes: Sequence[PricedFix]) -> list[PricedFix]:
 
 def _exclude(fix: PricedFix, other: PricedFix) -> bool:
     """Return whether a combination has at most one of these fixes."""
-    return fix.excludes is not None and fix.excludes == other.excludes
+    return not set(fix.excludes).isdisjoint(other.excludes)
 
 
 def paying_first(causes: Sequence[Cause], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
@@ -267,7 +267,7 @@ def paying_first(causes: Sequence[Cause], fixes: Sequence[PricedFix]) -> tuple[C
 
     def given_back_s(cause: Cause) -> float:
         fix = best_fix(cause, fixes)
-        if fix is None or fix.withheld is not None or fix.share < SMALLEST_COST_SHARE:
+        if fix is None or fix.withheld is not None or fix.share < FINDINGS.smallest_cost_share:
             return 0.0
         return fix.worth_s
 

@@ -26,7 +26,7 @@ from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import Sampled, report_faults, sampled, shares_card
-from tracekit.analysis.evidence.subject import Cause, Subject
+from tracekit.analysis.evidence.subject import Cause, Subject, evidence
 from tracekit.analysis.metrics.effects import FEWEST_PEERS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.samples import (
@@ -158,21 +158,29 @@ def _window(job: Subject, finding: Cause) -> TimeSpan | None:
     """The longest run of steps in which a finding acts, by the clock, or the whole recording of GPUs; None if the trace
     has no such times.
     """
-    if isinstance(job, RecordingSubject):
-        began_s = job.summary.began_s
-        return None if began_s is None else TimeSpan(began_s, began_s + job.recorded_s)
-    if not isinstance(job, PipelineSubject):
-        return None
-    steps = np.asarray(job.steps)
+    spans = _spans_of_steps(job)
+    if spans is None:
+        return _span_of_recording(job)
     acts = acting(job, finding.time)
-    active = np.ones(len(steps), np.bool_) if acts is None else acts
+    active = np.ones(len(spans), np.bool_) if acts is None else acts
     edges = np.flatnonzero(np.diff(np.concatenate([[0], active.astype(np.int8), [0]])))
     first, after = max(zip(edges[::2], edges[1::2], strict=True), key=lambda run: run[1] - run[0])
-    starts = job.trace.step_starts
-    since, until = starts.get(int(steps[first])), starts.get(int(steps[after - 1]))
-    if since is None or until is None or since < _EARLIEST_S:
-        return None
-    return TimeSpan(since, until + float(job.attribution.recorded[after - 1]))
+    begin, end = spans[first], spans[after - 1]
+    return None if begin is None or end is None or begin.since < _EARLIEST_S else TimeSpan(begin.since, end.until)
+
+
+@evidence(RecordingSubject)
+def _span_of_recording(job: RecordingSubject) -> TimeSpan | None:
+    began_s = job.summary.began_s
+    return None if began_s is None else TimeSpan(began_s, began_s + job.recorded_s)
+
+
+@evidence(PipelineSubject)
+def _spans_of_steps(job: PipelineSubject) -> list[TimeSpan | None]:
+    """When each step ran, None if the trace does not say."""
+    starts = map(job.trace.step_starts.get, np.asarray(job.steps).tolist())
+    lasted_s = job.attribution.recorded.tolist()
+    return [None if since is None else TimeSpan(since, since + s) for since, s in zip(starts, lasted_s, strict=True)]
 
 
 def _peers(job: Subject, finding: Cause, host: str, machines: Mapping[int, str]) -> frozenset[str]:

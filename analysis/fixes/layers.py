@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
@@ -18,23 +19,30 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SLOW_WORKERS, stage_slowness, usual_base_s
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.known_layers import check_layers, layers_of
-from tracekit.analysis.fixes.plan import MACHINE, Plan
+from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.best_plans import (
     OneLane,
     StageModel,
     best_split,
     stage_model,
-    work_shares,
 )
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
 
-#: A plan names the stages that give up at least this share of what the largest giver gives up.
-NAMED_SHARE = 0.5
-#: Moving less than this share of a stage's work is not worth a plan.
-SMALLEST_MOVE = 0.01
+
+class LayerFixThresholds(Struct, frozen=True):
+    """When work moves between stages."""
+
+    #: Share of what the largest giver gives up that a stage gives up which is named. Chosen: only words follow.
+    named_share: float = 0.5
+    #: Share of the work of a stage that has to move. Chosen: as little as a fix has to save.
+    smallest_move: float = 0.01
+
+
+LAYER_FIXES = LayerFixThresholds()
+
 SAME_LAYERS = "all layers cost the same"
 ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
 
@@ -51,12 +59,12 @@ def layer_plans(
     if uneven is None and slow is None:
         return
     check_layers(job.trace, layers)
-    split = layers_of(job.trace, layers)
+    # Without the slowness of a worker, which is no work of its stage: a fix of the worker takes it away.
+    split, base_s = layers_of(job.trace, layers), usual_base_s(job)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
         slowness = stage_slowness(job) if around else np.ones(job.stages)
-        base_s = usual_base_s(job) if around else profile.base_s
         if split is None and cause.where.chunks:
             yield from _even_chunks(cause)
         elif split is None:
@@ -71,14 +79,14 @@ def _even_chunks(cause: Cause) -> Iterator[Plan]:
     details, factor = {"assumes": "the speed of other chunks afterwards"}, cause.change.factor
     title = f"Make {cause.where} as fast as other chunks: fewer layers, or a faster head, loss or embedding"
     yield Plan("even-chunks", title, cause.where, cause.change, cause.without_s, details=details, cause=cause,
-               excludes="even-chunks")  # fmt: skip
+               excludes=("even-chunks",))  # fmt: skip
     slower = [kind for kind in (BACKWARD, FORWARD) if factor[kind].min() < 1 / (1 + SLOW_WORKERS.stage_excess)]
     for kind in slower if len(factor) > 1 and len(slower) > 1 else ():
         alone, name = np.ones_like(factor), "backward" if kind == BACKWARD else "forward"
         alone[kind] = factor[kind]
         yield Plan(f"even-chunk-{name}s", f"Make the {name}s of {cause.where} alone as fast as those of other chunks",
                    cause.where, Scale(cause.change.ops, alone), details=details, cause=cause,
-                   excludes="even-chunks")  # fmt: skip
+                   excludes=("even-chunks",))  # fmt: skip
 
 
 def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause, *, around: bool) -> Iterator[Plan]:
@@ -86,11 +94,12 @@ def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause
 
     Assumes that any part of the work can move, including embedding, loss and fractions of a layer.
     """
-    factor = work_shares(work_s, slowness) / work_s
+    speed = 1 / slowness
+    factor = work_s.sum() * speed / speed.sum() / work_s
     less = 1 - factor
-    if not np.isfinite(factor).all() or less.max() < SMALLEST_MOVE:
+    if not np.isfinite(factor).all() or less.max() < LAYER_FIXES.smallest_move:
         return
-    giving = np.flatnonzero(less >= NAMED_SHARE * less.max())
+    giving = np.flatnonzero(less >= LAYER_FIXES.named_share * less.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
     keeps = "Keep the slow worker, move" if around else "Move"
     last = ", the last" if giving.tolist() == [job.stages - 1] else ""
@@ -152,7 +161,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 def _moved(title: str, change: Scale, details: dict[str, Any], cause: Cause, *, around: bool, edit: str) -> Plan:
     """Return the plan that moves layers; `around`: those of a slow worker, which stays slow."""
-    kind, excludes = ("shift-work-from-slow-worker", MACHINE) if around else ("repartition-stages", None)
+    kind, excludes = ("shift-work-from-slow-worker", MACHINE + LAYERS) if around else ("repartition-stages", LAYERS)
     return Plan(kind, title, Place(), change, details=details, cause=cause, around=around, excludes=excludes, edit=edit)
 
 

@@ -17,7 +17,9 @@ from tracekit.report.finding import Place
 #: What the price of a repair assumes.
 SPEED_OF_PEERS = "the speed of peers afterwards"
 #: Fixes of which a combination has one: replace a machine, or give it less work.
-MACHINE = "machine"
+MACHINE = ("machine",)
+#: ... and: move layers in one way.
+LAYERS = ("layers",)
 
 
 class Plan(Struct, frozen=True, eq=False):
@@ -39,5 +41,5 @@ class Plan(Struct, frozen=True, eq=False):
     cause: Cause | None = None
     reached: str | None = None
     around: bool = False
-    excludes: str | None = None
+    excludes: tuple[str, ...] = ()
     edit: str | None = None

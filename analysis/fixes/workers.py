@@ -7,6 +7,7 @@ from heapq import heappop, heapreplace
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from tracekit.analysis.evidence.congestion import rings_faster
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives
@@ -20,10 +21,21 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
 from tracekit.trace.model import DP_COLLECTIVES, Worker
 
+
+class WorkerFixThresholds(Struct, frozen=True):
+    """When fixes of workers suffice."""
+
+    #: Slowdown below which as few workers as possible are to bring the job. Chosen: half of what makes a straggler.
+    target_slowdown: float = 1.05
+    #: Share of the load of the busiest DP rank that a swap of microbatches takes off. Chosen: tests deal within 1 % of
+    #: the best.
+    smallest_gain: float = 1e-4
+
+
+WORKER_FIXES = WorkerFixThresholds()
+
 #: A healthy worker is as fast as its peers: the trace has no better reference.
 LIKE_PEERS = "as fast as its peers"
-#: Look for the smallest set of workers whose repair brings the slowdown below this.
-TARGET_SLOWDOWN = 1.05
 #: What a repair of a worker makes faster.
 COMPUTES = "kind=forward-compute,backward-compute,optimizer"
 #: Workers that an edit names one by one.
@@ -68,7 +80,7 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Ca
         workers,
         key=lambda worker: -attribution.worker_slowdown[attribution.dp_ranks.index(worker.dp_rank), worker.pp_rank],
     )
-    target_s = TARGET_SLOWDOWN * attribution.ideal_s * job.unchanged_s / attribution.original_s
+    target_s = WORKER_FIXES.target_slowdown * attribution.ideal_s * job.unchanged_s / attribution.original_s
 
     def reached(chosen: Sequence[Worker]) -> bool:
         return float(job.step_times((as_fast_as_peers(job, chosen),)).mean()) <= target_s
@@ -80,7 +92,7 @@ def _fewest(job: PipelineSubject, workers: tuple[Worker, ...], slow: Sequence[Ca
     hardware = all(cause.hardware for cause in slow if {*cause.where.workers} & {*chosen})
     yield Plan(
         "replace-workers",
-        f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {TARGET_SLOWDOWN:g}",
+        f"{_repair(job.names, where, hardware=hardware)}: enough for a slowdown under {WORKER_FIXES.target_slowdown:g}",
         where,
         as_fast_as_peers(job, chosen),
         details={"assumes": LIKE_PEERS} if hardware else {},
@@ -173,8 +185,6 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Cause) -> Iterator[Pla
 
 #: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
-#: A swap must reduce the load of the busiest DP rank by at least this share.
-SMALLEST_GAIN = 1e-4
 
 
 def deal_step(cost: Floats) -> Ints:
@@ -223,7 +233,7 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     higher = np.maximum(load[busiest] - moved, load[partners][None, :, None] + moved)
     higher = np.where((moved > 0) & (moved < gap), higher, np.inf)
     best = np.unravel_index(int(higher.argmin()), higher.shape)
-    if not higher[best] < load[busiest] * (1 - SMALLEST_GAIN):
+    if not higher[best] < load[busiest] * (1 - WORKER_FIXES.smallest_gain):
         return False
     mine_at, partner_at, theirs_at = (int(at) for at in best)
     partner = int(partners[partner_at])

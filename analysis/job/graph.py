@@ -15,7 +15,7 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.of_graph import GraphAssessment
+from tracekit.analysis.diagnosis.of_graph import graph_assessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
@@ -114,7 +114,7 @@ class OfGraph(Job):
         return analysed(
             name=self.ops.name,
             evidence=evidence,
-            diagnosis=diagnose(GraphAssessment(evidence), asked.metrics),
+            diagnosis=diagnose(graph_assessment(evidence), asked.metrics),
             asked=asked,
             questions=tuple(questions),
             labels=tuple(labels),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tracekit.analysis.detectors.trace_faults import SMALLEST_OFFSET_S
+from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
 from tracekit.analysis.graph.unrecorded import gaps_text
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import listed, seconds
@@ -46,7 +46,7 @@ def pipeline_remarks(report: AnalysedPipeline) -> Iterator[tuple[str, str]]:
 def _clocks(report: AnalysedPipeline) -> str:
     """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
     clocks = report.clocks
-    off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= SMALLEST_OFFSET_S]
+    off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= TRACE_FAULTS.offset_s]
     if off:
         return f"{listed((_clock(report, row) for row in off), _MOST_CLOCKS)}: corrected in all figures"
     if clocks.untied:

@@ -109,9 +109,9 @@ def _priced_fixes(evidence: PipelineSubject) -> Sequence[PricedFix]:
 
 def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[PricedFix]:
     from tracekit.analysis.diagnosis.diagnose import diagnose
-    from tracekit.analysis.diagnosis.of_graph import GraphAssessment
+    from tracekit.analysis.diagnosis.of_graph import graph_assessment
 
-    return diagnose(GraphAssessment(evidence)).fixes
+    return diagnose(graph_assessment(evidence)).fixes
 
 
 def _named_fix(fixes: Sequence[PricedFix], name: str) -> Intervention:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from functools import cached_property, lru_cache
+from itertools import product
 from math import comb
 from time import monotonic
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from tracekit.analysis.graph.dependency_graph import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
-from tracekit.analysis.plans.stages import Stages
+from tracekit.analysis.plans.stages import Stages, TimeIsUp
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Costs, replay_lanes
 from tracekit.trace.compute_order import Schedule, compute_order
@@ -24,16 +23,6 @@ from tracekit.trace.model import Layout, OpKind
 
 #: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
 _TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
-
-
-class Leaves(Struct, frozen=True, eq=False):
-    """Whole splits with their bounds, seconds. `dropped_s`: the least bound of those left out, for lack of memory or
-    time.
-    """
-
-    splits: Ints
-    bound_s: Floats
-    dropped_s: float
 
 
 class FirstStages(Struct, frozen=True, eq=False):
@@ -46,10 +35,14 @@ class FirstStages(Struct, frozen=True, eq=False):
     longest_forward_s: Floats
     bound_s: Floats
 
-    def only(self, chosen: npt.NDArray[np.bool_] | Ints) -> FirstStages:
+    @property
+    def splits(self) -> Ints:
+        """Layers of each stage, [parts, stages so far]."""
+        return np.diff(self.ends, axis=1, prepend=0)
+
+    def only(self, chosen: Ints) -> FirstStages:
         """Some of the parts."""
-        ends, finish_s, longest_s = self.ends[chosen], self.finish_s[chosen], self.longest_forward_s[chosen]
-        return FirstStages(ends, finish_s, longest_s, self.bound_s[chosen])
+        return FirstStages(*(each[chosen] for each in astuple(self)))
 
 
 class Bounds(Struct, frozen=True, eq=False, dict=True):
@@ -95,6 +88,8 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         passed, stayed = np.full((2, count + 1, size), np.inf)
         passed[count, -1] = stayed[count, -1] = -np.inf
         for stage in range(count - 1, -1, -1):
+            if monotonic() >= cells.until:
+                raise TimeIsUp
             start = np.where(cells.possible[stage], self.last_backward_s[stage], np.inf)
             down = cells.backwards_until[:, None] + stage * cells.transfer_s
             passed[stage] = np.maximum(start + cells.backward_s[stage] + down, passed[stage + 1]).min(axis=1)
@@ -103,16 +98,16 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def least_s(self) -> float:
-        """No plan takes less; infinite if none fits."""
+        """No plan takes less; infinite if none fits. Raises TimeIsUp."""
         return float(self._extended(self._nothing, 0, np.inf).bound_s.min(initial=np.inf))
 
     @property
     def _nothing(self) -> FirstStages:
         return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
-    def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> Leaves:
+    def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> tuple[FirstStages, float]:
         """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds;
-        none if it lasts until that `time.monotonic`.
+        none if it lasts until that `time.monotonic`. And the least bound of those left out, seconds.
         """
         parts, dropped_s = self._nothing, np.inf
         for stage in range(self.cells.model.stages):
@@ -125,14 +120,14 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
                 these = np.arange(begin, min(begin + _TOGETHER, len(parts.bound_s)))
                 pieces.append(self._extended(parts.only(these), stage, limit_s))
             if not pieces:
-                return Leaves(np.zeros((0, self.cells.model.stages), np.int64), np.empty(0), dropped_s)
-            names = ("ends", "finish_s", "longest_forward_s", "bound_s")
-            parts = FirstStages(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in names))
+                none = np.empty(0)
+                return FirstStages(np.zeros((0, self.cells.model.stages), np.int64), none, none, none), dropped_s
+            parts = FirstStages(*map(np.concatenate, zip(*map(astuple, pieces), strict=True)))
             if len(parts.bound_s) > most_parts:
                 best = np.argpartition(parts.bound_s, most_parts)
                 dropped_s = min(dropped_s, float(parts.bound_s[best[most_parts:]].min()))
                 parts = parts.only(best[:most_parts])
-        return Leaves(np.diff(parts.ends, axis=1, prepend=0), parts.bound_s, dropped_s)
+        return parts, dropped_s
 
     def _extended(self, parts: FirstStages, stage: int, limit_s: float) -> FirstStages:
         """The parts with one more stage, in all ways whose bound is within the limit."""
@@ -174,7 +169,9 @@ class TimedPlan(Struct, frozen=True):
 
 
 class SearchResult(Struct, frozen=True):
-    """The best plans, best first, none if nothing fits. `bound_s`: nothing is faster. `replayed`: how many plans."""
+    """The best plans, best first; none if nothing fits, or time was up before any. `bound_s`: nothing is faster; None
+    if nothing fits. `replayed`: how many plans.
+    """
 
     plans: list[TimedPlan]
     bound_s: float | None
@@ -224,14 +221,19 @@ def space_size(model: PlanModel) -> int:
     return splits * again * len(model.schedules) * len(model.microbatches)
 
 
-def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
-    """The schedules and numbers of microbatches of which a plan fits into memory, those with the least bound first."""
-    kinds = [
-        Bounds(Stages(model, schedule, microbatches, memory_gb))
-        for schedule in model.schedules
-        for microbatches in model.microbatches
-    ]
-    return sorted((kind for kind in kinds if np.isfinite(kind.least_s)), key=lambda kind: kind.least_s)
+def _kinds_of(model: PlanModel, memory_gb: float | None, until: float) -> tuple[list[Bounds], float]:
+    """The schedules and numbers of microbatches of which a plan fits into memory, those with the least bound first; and
+    what no plan of those that time did not suffice for can undercut, seconds.
+    """
+    kinds, unseen_s = [], np.inf
+    for schedule, microbatches in product(model.schedules, model.microbatches):
+        kind = Bounds(Stages(model, schedule, microbatches, memory_gb, until))
+        try:
+            if np.isfinite(kind.least_s):
+                kinds.append(kind)
+        except TimeIsUp:
+            unseen_s = min(unseen_s, kind.cells.mean_work_s)
+    return sorted(kinds, key=lambda kind: kind.least_s), unseen_s
 
 
 def search(
@@ -239,17 +241,19 @@ def search(
 ) -> SearchResult:
     """Find the best plan that fits into so much memory, None for no limit. `most_parts`, `until`: see `Bounds.leaves`.
 
-    The most promising plans of every kind are replayed first, so that kinds can be compared.
+    The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
+    time does not suffice to look at count with what no plan of them can undercut.
     """
-    kinds, best, optimizer_s = kinds_of(model, memory_gb), _Best(until), model.optimizer_s
+    begun, best, optimizer_s = monotonic(), _Best(until), model.optimizer_s
+    kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)
     if not kinds:
-        return SearchResult([], None, 0)
+        return SearchResult([], unseen_s + optimizer_s if unseen_s < np.inf else None, 0)
     promising: list[tuple[int, Ints]] = []
     for number, kind in enumerate(kinds):
-        leaves = kind.leaves(np.finfo(float).max, _PROMISING)
+        leaves, _ = kind.leaves(np.finfo(float).max, _PROMISING, until)
         promising.append((number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]]))
         best.take(kind, *promising[-1])
-    least_s, dropped_s = kinds[0].least_s + optimizer_s, np.inf
+    least_s, dropped_s = kinds[0].least_s + optimizer_s, unseen_s + optimizer_s
     proven_s, limit_s, rise = least_s, least_s * (1 + ROUNDING), FIRST_RISE
     replayed_s = -np.inf  # splits with a lower bound have been replayed
     while limit_s > replayed_s and proven_s < min(best.step_s * (1 - ROUNDING), dropped_s) and monotonic() < until:
@@ -258,14 +262,14 @@ def search(
             for kind in kinds
             if kind.least_s + optimizer_s <= limit_s
         ]
-        of_kind = np.repeat(np.arange(len(leaves_of)), [len(each.splits) for each in leaves_of])
-        splits = np.concatenate([each.splits for each in leaves_of])
-        bound_s = np.concatenate([each.bound_s for each in leaves_of]) + optimizer_s
+        of_kind = np.repeat(np.arange(len(leaves_of)), [len(leaves.bound_s) for leaves, _ in leaves_of])
+        splits = np.concatenate([leaves.splits for leaves, _ in leaves_of])
+        bound_s = np.concatenate([leaves.bound_s for leaves, _ in leaves_of]) + optimizer_s
         new = bound_s > replayed_s
         for number, these in promising:
             new &= (of_kind != number) | ~(splits[:, None] == these).all(axis=2).any(axis=1)
         left_s = best.replay(kinds, of_kind[new], splits[new], bound_s[new])
-        dropped_s = min(dropped_s, left_s, *(max(each.dropped_s + optimizer_s, proven_s) for each in leaves_of))
+        dropped_s = min(dropped_s, left_s, *(max(each_s + optimizer_s, proven_s) for _, each_s in leaves_of))
         proven_s = replayed_s = limit_s
         limit_s, rise = min(best.step_s, limit_s + rise * least_s), 2 * rise
     if proven_s >= best.step_s * (1 - ROUNDING):
@@ -417,17 +421,6 @@ class OneLane(Struct, frozen=True, eq=False, dict=True):
         return float(replay_lanes(self.template, np.array([0, 1]), Costs.of_constant(costs))[0])
 
 
-def work_shares(work_s: Floats, slowness: Floats) -> Floats:
-    """Spread the same total work over the stages so that all take equally long, seconds [stages].
-
-    `work_s`: work of each stage per microbatch on a healthy worker, seconds [stages]; `slowness`: how many times longer
-    the slowest worker of each stage takes, [stages].
-    """
-    speed = 1 / slowness
-    shares: Floats = work_s.sum() * speed / speed.sum()
-    return shares
-
-
 def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     """The integer split with the shortest step, each stage with at least one layer.
 
@@ -481,13 +474,9 @@ def _last_backwards(stages: Stages, forward_s: Floats, backward_s: Floats) -> Fl
 @lru_cache(64)
 def _computes(schedule: Schedule, stages: int, microbatches: int) -> tuple[tuple[int, bool, int], ...]:
     """The computes (stage, forward or backward, microbatch) of a schedule, each after what it needs."""
-    return tuple(_in_order(schedule, stages, microbatches))
-
-
-def _in_order(schedule: Schedule, stages: int, microbatches: int) -> Iterator[tuple[int, bool, int]]:
     layout = Layout(dp=1, pp=stages, tp=1)
     waiting = [deque(compute_order(schedule, layout, microbatches, stage)) for stage in range(stages)]
-    done: set[tuple[int, bool, int]] = set()
+    done: dict[tuple[int, bool, int], None] = {}
     while any(waiting):
         for stage, computes in enumerate(waiting):
             while computes:
@@ -496,5 +485,5 @@ def _in_order(schedule: Schedule, stages: int, microbatches: int) -> Iterator[tu
                 if 0 <= before < stages and (before, forward, microbatch) not in done:
                     break
                 computes.popleft()
-                done.add((stage, forward, microbatch))
-                yield stage, forward, microbatch
+                done[stage, forward, microbatch] = None
+    return tuple(done)

@@ -102,6 +102,9 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     fitted = reduced.error is not None
     if by_gradients and reduced.backward_s is not None:
         takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
+    buckets: Literal["free", "size", "one"] = "one"
+    if fitted:
+        buckets = "free" if pipelined else "size"
     model = PlanModel(
         name=job.trace.name,
         layers=layers_of(takes_s[[FORWARD, BACKWARD]], fixed_s, sizes_mb if fitted else np.zeros(sum(split))),
@@ -118,7 +121,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
             microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
             split="free" if moves else "fixed",
-            buckets=_kind_of_buckets(fitted=fitted, pipelined=pipelined),
+            buckets=buckets,
         ),
     )
     first_bucket_mb = np.inf if gradients is None else gradients.first_bucket_mb
@@ -129,12 +132,6 @@ def _buckets(sizes_mb: Floats, split: tuple[int, ...], cap_mb: float, first_mb: 
     """The buckets of each stage."""
     parts = np.split(sizes_mb, np.cumsum(split)[:-1])
     return tuple(buckets_of_size(part.tolist(), cap_mb, first_mb) for part in parts)
-
-
-def _kind_of_buckets(*, fitted: bool, pipelined: bool) -> Literal["free", "size", "one"]:
-    if not fitted:
-        return "one"
-    return "free" if pipelined else "size"
 
 
 def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced) -> RecordedModel:

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from tracekit.analysis.plans.best_plans import (
     ROUNDING,
@@ -46,15 +47,18 @@ def optimize(
 ) -> Optimum:
     """Find the best plans of a model. `error`: plans whose times differ by less, relative, are one group.
 
-    After `time_limit_s`, the best plans so far are the answer. `beyond_s`: seconds that the replay of a recorded job
-    takes with a split beyond what the model says; its differences are part of the error. Raises SelectionError for a
-    space that contradicts itself.
+    After `time_limit_s`, the best plans so far are the answer; if there are none, the plan in use. `beyond_s`: seconds
+    that the replay of a recorded job takes with a split beyond what the model says; its differences are part of the
+    error. Raises SelectionError for a space that contradicts itself.
     """
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
     begun = monotonic()
     result = search(model, model.memory_gb, until=begun + time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     now = timed(model, model.now)
+    in_time = bool(result.plans)
+    if not in_time and result.bound_s is not None and _fits(model, now):  # time was up before any plan
+        result = replace(result, plans=[now])
     off_s = {split: beyond_s(split) for split in {model.now.split, *(each.plan.split for each in result.plans)}}
     now_s = now.step_time_s + off_s[model.now.split]
     error = max(error, (max(off_s.values()) - min(off_s.values())) / now_s)
@@ -63,10 +67,12 @@ def optimize(
     return Optimum(
         step_time_s=PlanTimes(now_s, best_s),
         plans=plans,
-        nothing_to_gain=best_s is not None and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING),
+        nothing_to_gain=(
+            best_s is not None and in_time and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING)
+        ),
         searched=Searched(space_size(model), result.replayed),
-        reason=None if plans else _reason(model),
-        gap=0.0 if result.bound_s is None else max(1 - result.bound_s / result.plans[0].step_time_s, 0.0),
+        reason=None if plans else _reason(model, result),
+        gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
         front=[FrontPlan(**_columns(each)) for each in front(model, result, begun + time_limit_s)],
         limit_gb=model.memory_gb,
         now=FrontPlan(**_columns(now, off_s[model.now.split])),
@@ -79,7 +85,7 @@ def _plans(
     model: PlanModel, result: SearchResult, off_s: Mapping[tuple[int, ...], float], now_s: float, error: float
 ) -> list[OptimizedPlan]:
     """The plans of a search, best first. `off_s`: seconds that the replay of each split takes beyond the model."""
-    if result.bound_s is None:
+    if result.bound_s is None or not result.plans:
         return []
     best_s = min(plan.step_time_s + off_s[plan.plan.split] for plan in result.plans)
     bound_s = min(best_s, result.bound_s + min(off_s.values()))
@@ -111,7 +117,9 @@ def _columns(plan: TimedPlan, off_s: float = 0.0) -> dict[str, Any]:
             "schedule": str(of.schedule), "microbatches": of.microbatches, "recompute": list(of.recompute)}  # fmt: skip
 
 
-def _reason(model: PlanModel) -> str:
+def _reason(model: PlanModel, result: SearchResult) -> str:
+    if result.bound_s is not None:
+        return "no plan that fits was found in time; let the search last longer (--time-limit)"
     return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
 
 
@@ -149,10 +157,10 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
         return []
     fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, until, LIMITS + 1)
     candidates = [*fastest, *best.plans[:1]]
-    most_gb = max((plan.memory_gb or 0.0 for plan in candidates), default=0.0)
-    limits = np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False).tolist() if candidates else []
-    for number, limit in enumerate(limits):
-        candidates += _fastest(model, limit, until, LIMITS - number)
+    if candidates and monotonic() < until:
+        most_gb = max(plan.memory_gb or 0.0 for plan in candidates)
+        for number, limit_gb in enumerate(np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False)):
+            candidates += _fastest(model, float(limit_gb), until, LIMITS - number)
     points: list[TimedPlan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
         if not points or plan.step_time_s < points[-1].step_time_s:

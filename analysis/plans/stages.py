@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,26 @@ ROUNDING = 1e-9
 _Bools = npt.NDArray[np.bool_]
 
 
+class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends with what it has
+    """A search has lasted until its limit."""
+
+
 class Stages(Struct, frozen=True, eq=False, dict=True):
-    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none."""
+    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none. `until`: from then on,
+    as `time.monotonic`, `tail_s` raises TimeIsUp.
+    """
 
     model: PlanModel
     schedule: Schedule
     microbatches: int
     memory_gb: float | None
+    until: float = np.inf
+
+    @property
+    def mean_work_s(self) -> float:
+        """What computes take in the mean of the stages, all as fast as the fastest, seconds: no plan takes less."""
+        all_s = self.forwards_until[-1] + self.backwards_until[-1]
+        return float(all_s * self.microbatches / self.model.stages)
 
     @property
     def samples(self) -> float:
@@ -134,10 +148,10 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
         factors, of_stage = np.unique(self._factor, return_inverse=True)
         plain, again = (
-            np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])[of_stage]
+            np.stack([self._tails(ends, self._ready_until(factor, recompute), self.until) for factor in factors])
             for recompute in (False, True)
         )
-        return np.asarray(np.where(self.recompute, again, plain))
+        return np.asarray(np.where(self.recompute, again[of_stage], plain[of_stage]))
 
     @cached_property
     def _stated_buckets(self) -> tuple[tuple[int, ...], ...] | None:
@@ -168,14 +182,17 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """The size of the gradients of all layers before each one, MB, [layers + 1]."""
         return _until(self.model.of_layers("gradient_mb"))
 
-    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
-        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
+    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats, until: float = np.inf) -> Floats:
+        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`;
+        `until`: as of the cells.
 
         A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
         """
         after = np.full((len(ready),) * 2, np.inf)
         after[ends, ends] = 0.0
         for first in range(len(ready) - 2, -1, -1):
+            if monotonic() >= until:
+                raise TimeIsUp
             behind = after[first + 1 :, ends]
             if self.model.space.buckets == "one":
                 behind = np.where(np.arange(first + 1, len(ready))[:, None] == ends, behind, np.inf)

@@ -14,7 +14,7 @@ from judges.eventsim.truth import mean_step_s, truths, without
 from judges.eventsim.uneven import SkewedData
 from judges.judging import ACCEPTED, judge
 from tests.judges.test_eventsim import exact
-from tracekit.analysis.detectors.all_detectors import kinds_of_jobs, own_detectors
+from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 
 SHAPE = Shape(dp=4, pp=1, microbatches=4, steps=3)
@@ -132,6 +132,6 @@ def test_misses_are_listed_with_the_command_that_shows_them():
 def test_every_kind_of_tracekit_can_be_a_right_answer_or_blames_nobody():
     experts = ("hot-expert", "hot-rank", "rotating", "skew", "unknown-loads")
     nobody = ("shared-network-card", "lockstep-jitter", "busy-cores", "evaluation", *experts)
-    elsewhere = {detector.kind for detector in own_detectors() if not JobKind.PIPELINE & kinds_of_jobs(detector.kind)}
+    elsewhere = {detector.kind for detector in set(own_detectors()).difference(own_detectors(JobKind.PIPELINE))}
     verdicts = {"too-little-trace", *elsewhere, *nobody}
     assert {detector.kind for detector in own_detectors()} - set(verdicts) <= set().union(*ACCEPTED.values())

@@ -251,10 +251,10 @@ class TestPlans:
         assert len(cause.where.workers) == 4
         proposed = [fix for fix in fixes_of(evidence, named) if fix.kind == "replace-workers" and "enough" in fix.title]
         from tracekit.analysis.evidence.slow_workers import as_fast_as_peers
-        from tracekit.analysis.fixes.workers import TARGET_SLOWDOWN
+        from tracekit.analysis.fixes.workers import WORKER_FIXES
 
         target_s = (
-            TARGET_SLOWDOWN
+            WORKER_FIXES.target_slowdown
             * evidence.job.attribution.ideal_s
             * evidence.job.unchanged_s
             / evidence.job.attribution.original_s
@@ -317,3 +317,20 @@ def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_firs
     """Of the one cause there are no "other causes" to wait for."""
     answer = tracekit.job_of(simulate(draw_job(9_920_000, "sequences")).trace).whatif().answer
     assert answer.fix.startswith("Run twice as many microbatches of half the size; saves at most ")
+
+
+def test_a_slow_worker_of_one_dp_rank_is_no_work_of_its_stage():
+    """Stage 3 has half as much work again, rank 0 is slow. Layers go from stage 3 to all others, and a combination
+    moves them once: with rank 0 repaired, too, the step is that of the job with a healthy rank 0 whose layers move.
+    """
+    uneven, slow = SlowLastStage(factor=1.5), SlowWorker(dp_rank=0, pp_rank=0, factor=1.5)
+    by_kind = []
+    for causes in ((uneven, slow), (uneven,)):
+        job = structs.replace(assessed(*causes, layout=Layout(dp=1, pp=4), steps=20, seed=0), layers=(8, 8, 8, 8))
+        by_kind.append({fix.kind: fix for fix in reversed(fixes_of(job, causes_of(job)))})
+    both, healthy = by_kind
+    assert both["repartition-stages"].details["layers_then"] == [9, 9, 9, 5]
+    assert both["shift-work-from-slow-worker"].details["layers_then"] == [6, 10, 10, 6]
+    combined = both["combination"]
+    assert [fix["kind"] for fix in combined.details["sequence"]] == ["replace-workers", "repartition-stages"]
+    assert combined.new_step_s == pytest.approx(healthy["repartition-stages"].new_step_s, rel=0.01)

@@ -6,7 +6,8 @@ import json
 import random
 import re
 import sys
-from itertools import chain
+from functools import partial
+from itertools import chain, count
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -69,23 +70,50 @@ def test_no_bound_is_above_the_step_that_it_bounds(seed: int) -> None:
         read = msgspec.convert(model, PlanModel)
         for schedule in read.schedules:
             bounds = Bounds(Stages(read, schedule, pick.randint(1, 24), None))
-            leaves = bounds.leaves(sys.float_info.max, 1 << 20)
+            leaves, _ = bounds.leaves(sys.float_info.max, 1 << 20)
             assert len(leaves.splits) == comb(len(read.layers) - 1, stages - 1)
             steps_s = (step_times(bounds.cells, leaves.splits) - read.optimizer_s) * (1 + 1e-12)
             assert (leaves.bound_s <= steps_s).all()
             assert bounds.least_s <= leaves.bound_s.min()
 
 
-def test_a_search_that_runs_out_of_time_says_what_is_proven() -> None:
-    space = {"schedule": ["1f1b"], "microbatches": [16], "split": "free", "buckets": "one"}
-    read = msgspec.convert(draw(3, layers=40, stages=8, space=space), PlanModel)
-    early, whole = search(read, None, until=0.0), search(read, None)
-    assert early.replayed < whole.replayed
-    assert early.bound_s <= whole.bound_s == whole.plans[0].step_time_s <= early.plans[0].step_time_s
-    assert early.bound_s > 0.8 * whole.bound_s
+@pytest.fixture(scope="module")
+def large() -> tuple[PlanModel, SearchResult]:
+    """A space of 20 layers on 4 stages, and what all of it has."""
+    space = {"schedule": ["1f1b", "gpipe"], "microbatches": [8, 16], "split": "free", "buckets": "free"}
+    read = msgspec.convert(draw(3, layers=20, stages=4, space=space), PlanModel)
+    return read, search(read, None)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 45, 100, 200, 400, 430, 10_000])
+def test_a_search_ends_in_time_and_says_what_is_proven(
+    large: tuple[PlanModel, SearchResult], limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at the clock takes a second, also while a kind of plan is set up, which takes 48 s."""
+    read, whole = large
+    clock, looks = count(), []
+    monkeypatch.setattr("tracekit.analysis.plans.stages.monotonic", partial(next, clock))
+    monkeypatch.setattr("tracekit.analysis.plans.best_plans.monotonic", lambda: looks.append(next(clock)) or looks[-1])
+    early = search(read, None, until=limit)
+    assert looks[-1] <= limit + 8
+    assert 0 < early.bound_s <= whole.bound_s == whole.plans[0].step_time_s
+    assert all(plan.step_time_s >= whole.bound_s for plan in early.plans)
+    assert early.plans or limit < 100
+    assert limit < 400 or early.bound_s > 0.8 * whole.bound_s
+
+
+def test_without_time_the_plan_in_use_is_the_best_so_far(large: tuple[PlanModel, SearchResult]) -> None:
+    read, whole = large
     result = optimize(read, time_limit_s=1e-9)
-    assert result.gap == pytest.approx(1 - early.bound_s / early.plans[0].step_time_s)
+    (plan,) = result.plans
+    assert (plan.step_time_s, plan.split) == (result.step_time_s.now, list(read.now.split))
+    assert plan.bound_s <= whole.bound_s
+    assert result.gap == pytest.approx(1 - plan.bound_s / plan.step_time_s)
+    assert not result.nothing_to_gain
     assert "too large" in sentence(result)
+    small = optimize(msgspec.structs.replace(read, memory_gb=0.1), time_limit_s=1e-9)
+    assert (small.plans, small.gap, small.front) == ([], 0.0, [])
+    assert small.reason == "no plan that fits was found in time; let the search last longer (--time-limit)"
 
 
 @pytest.mark.parametrize("seed", range(6))
