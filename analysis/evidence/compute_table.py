@@ -12,8 +12,9 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.graph.compiled import GridPart
 from tracekit.analysis.graph.dependency_graph import Block
-from tracekit.analysis.graph.op_grid import ComputeRows, GridPart, compute_rows
+from tracekit.analysis.graph.op_grid import ComputeRows, compute_rows
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.trace.model import OpKind

@@ -1,4 +1,4 @@
-"""Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back.
+"""Ops of some kinds as a grid [slots, ops, steps, dp_ranks], and back; computes by microbatch.
 
 In: a `DependencyGraph`. Out: `OpGrid`s, which map ops to the cost matrices. A slot is a stage, or a link between
 stages.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.graph.compiled import GridPart
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.model import KINDS, OpKind
 
 
@@ -29,15 +29,7 @@ class _Place(Struct, frozen=True, eq=False):
     slot: int
     rows: Ints
     lanes: Ints | slice
-    present: npt.NDArray[np.bool_] | None = None
-
-
-class GridPart(Struct, frozen=True, eq=False):
-    """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
-
-    block: int
-    rows: Ints
-    values: Floats
+    present: Bools | None = None
 
 
 class OpGrid(Struct, frozen=True, eq=False):

@@ -1,7 +1,19 @@
-"""Dependencies that the recorded times of a pipeline show: when transfers are posted, hosts wait, and gathering ends.
+"""Dependencies that the recorded times of a pipeline show: posted receives, the order of hosts, and gathering.
 
-In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the rule
-that the job follows, and structures with its edges. Decisive ops vote: those that could have begun earlier.
+In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the rules that
+the job follows, and structures with their edges.
+
+Receives are posted ahead of their computes. When, is inferred from the times of the transfers: decisive ops vote, those
+that could have begun earlier.
+
+If the recording has the times at which hosts requested transfers and continued after them, nothing is inferred. A host
+does one thing at a time. Its computes and other work are in order anyway. It requests a transfer between two of them,
+and waits for it between two of them, at the same places in every step. A send that ended before its receive was
+requested was buffered: its sender did not wait for the receiver.
+
+In the published method, gathering the parameters of a chunk precedes the chunk's first forward. An optimizer that does
+not overlap gathering with the forwards waits for all of it. With virtual stages, a slow gathering of a later chunk then
+holds up the first forward, which is not a launch delay. The ops that could have begun before all was gathered vote.
 """
 
 from __future__ import annotations
@@ -11,7 +23,6 @@ from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -327,7 +338,7 @@ class _PostingStage:
         return tuple(zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True))
 
 
-def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:
+def _votes(start: Floats, ready: Floats, bound: Floats, where: Bools | bool = True) -> Floats:
     """Of the ops for which `bound` ended after `ready`: the number that began nearer to `bound`, and their total
     number.
     """
@@ -360,7 +371,7 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
     )
 
 
-def _inferred(structure: Structure) -> np.ndarray:
+def _inferred(structure: Structure) -> Bools:
     """Edges that place the host's request for a transfer, [edges]: those from computes, except from the compute whose
     result is sent.
     """
@@ -370,7 +381,7 @@ def _inferred(structure: Structure) -> np.ndarray:
         requested |= after == way.recv.code
         requested |= (after == way.send.code) & (before != way.compute.code)
     computes = (FORWARD.compute.code, BACKWARD.compute.code)
-    inferred: np.ndarray = requested & np.isin(before, computes)
+    inferred: Bools = requested & np.isin(before, computes)
     return inferred
 
 

@@ -1,6 +1,13 @@
 """A pipeline job ready to be replayed with any costs.
 
 In: a `Trace`. Out: a `JobReplay`, of a graph with corrected clocks.
+
+A recorded step begins when its last worker begins it. If the stages of a pipeline end a step one after the other, the
+early ones have begun the next step by then, in every step. A replay in which all workers began at once would take
+longer than the recording. A stage that ends a step earlier in a scenario also begins the next one earlier in it: its
+lead over the last stage changes with the lead with which it ended the previous step. The same holds for the DP ranks of
+a stage: while one of them still updates its weights, the others are in their next forward. So ops that wait for nothing
+begin as early as they usually did (`with_early_beginnings`), or would in a scenario (`EarlyBeginnings`).
 """
 
 from __future__ import annotations
@@ -18,18 +25,27 @@ from tracekit.analysis.graph.lanes import JobLanes, Lanes, StructureKey
 from tracekit.analysis.graph.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
-from tracekit.analysis.replay.costs import keeps_delay, measure_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay, replay_timelines
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay.pipeline_costs import ideal_rows, keeps_delay, measure_durations
 from tracekit.base.errors import GraphError, SelectionError
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, P2P, OpKind
 
 #: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
 ENOUGH_STEPS = 3
+#: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
+MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
+#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
+MOST_TURNS, SETTLED_SHARE = 8, 1e-4
+#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
+SMALLEST_SHARE = 5e-3
+_IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
+#: A block with the cost, the launch delay and the ideal of its ops.
+_Part = tuple[Block, Floats, Floats, Floats]
+_Begins = tuple[Mapping[StructureKey, Floats], Floats, Floats]
 
 
 class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
@@ -75,15 +91,10 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         none = np.zeros(len(self.graph.steps))
         return none if self.stalled_s is None else self.stalled_s, none if self.overlap_s is None else self.overlap_s
 
-    def graph_begun(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> DependencyGraph:
-        """The graph whose stages begin a step as early as they would with these costs. `sampled`: those of the
-        `sampled` steps.
-        """
+    def begun(self, costs: Sequence[Costs]) -> JobReplay:
+        """See `GraphReplay.begun`."""
         early = self._early_beginnings
-        if early is None:
-            return self.graph
-        assert (self.sampled is None) == (not sampled), "some steps do not show when the stages of others begin"
-        return early.as_ended(sampled or costs, self.graph)
+        return self if early is None else replace(self, graph=early.as_ended(costs, self.graph))
 
     def sampled_from(self, whole: Whole) -> JobReplay:
         """The same job, if it is some steps of `whole`, with `sampled` steps of all of it."""
@@ -102,12 +113,9 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return EarlyBeginnings.of(self.sampled.graph, self.sampled.graph.steps)
         return EarlyBeginnings.of(self.graph, sampled_steps(self.graph.steps, self.graph.ops))
 
-    def _with_delays(self) -> Floats:
-        return self.step_times(self.recorded_costs(), () if self.sampled is None else self.sampled.recorded_costs())
-
-    def lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> list[LanesToReplay]:
+    def lanes(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
         """See `GraphReplay.lanes`."""
-        return with_beginnings(self.graph_begun(costs, sampled), costs)
+        return with_beginnings(self.graph, costs)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
@@ -156,10 +164,6 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             replace(self.durations, cost=cost, launch_delay=delay, ideal=ideal),
             self.clocks,
         )
-
-
-#: A block with the cost, the launch delay and the ideal of its ops.
-_Part = tuple[Block, Floats, Floats, Floats]
 
 
 def _joined_samples(samples: Sequence[tuple[Int32s, Sequence[_Part]]]) -> tuple[Int32s, list[_Part]]:
@@ -274,15 +278,6 @@ def incomplete_steps(job: JobLanes) -> tuple[int, ...]:
     if complete.all() or complete.sum() < min(ENOUGH_STEPS, len(complete) / 2) or not complete.any():
         return ()
     return tuple(job.steps[~complete].tolist())
-
-
-#: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
-MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
-#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
-MOST_TURNS, SETTLED_SHARE = 8, 1e-4
-#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
-SMALLEST_SHARE = 5e-3
-_IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
 
 def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> DependencyGraph:
@@ -440,9 +435,6 @@ def _before_last_s(times: Floats) -> Floats:
     before[~recorded.any(axis=2)] = 0.0
     median = np.median(before, axis=2) if recorded.all() else np.nanmedian(before, axis=2)
     return np.asarray(median - median.max(axis=1, keepdims=True))
-
-
-_Begins = tuple[Mapping[StructureKey, Floats], Floats, Floats]
 
 
 def _recorded_begins(graph: DependencyGraph) -> _Begins:
