@@ -355,7 +355,7 @@ def _off_grid(values: Floats, step: float) -> Floats:
 class RepresentativeLanes(Struct, frozen=True, eq=False):
     """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
 
-    Member 0 of `template` is the lane itself; `cost`: its costs, [rows of member 0, lanes]. `ideal`: ideal costs of all
+    The first rows of `template` are the lane itself; `cost`: its costs, [its rows, lanes]. `ideal`: ideal costs of all
     members, [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
     """
 
@@ -409,8 +409,10 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
     times = np.repeat(step_times(replay, IDEAL)[:, None], len(graph.dp_ranks), axis=1)
     for part in represented:
         template = part.template
-        chosen = template.member == 0 if stage is None else (template.member == 0) & (template.pp_rank == stage)
-        rows = np.where(chosen, np.arange(template.rows), -1)
+        rows = np.arange(template.rows)
+        rows[len(part.cost) :] = -1
+        if stage is not None:
+            rows[template.pp_rank != stage] = -1
         none = np.full(template.rows, -1)
         costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)

@@ -147,27 +147,27 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         trace: Trace,
         *,
         reconstruct: bool = False,
-        posting: PostingRule | None = PUBLISHED,
+        infer: bool = False,
         whole: Whole = UNDIVIDED,
         lanes: Lanes | None = None,
     ) -> DependencyGraph:
         """Build the graph. Raises GraphError for unpaired sends, cycles and other contradictions.
 
         `reconstruct`: add members of collectives that only their peers recorded; each begins as soon as everything that
-        it waits for has ended. `posting`: the rule by which receives are posted; None: infer it from the recording.
-        `whole`: the job of which `trace` may be some steps. `lanes`: those of the trace, if they are placed already.
+        it waits for has ended. `infer`: follow the rules that the recording shows instead of those of the published
+        method. `whole`: the job of which `trace` may be some steps. `lanes`: of the trace, if they are placed already.
         """
         lanes = lanes or place_lanes(trace, whole)
         if not reconstruct:
-            return cls._of_lanes(trace, lanes, posting, whole)
+            return cls._of_lanes(trace, lanes, whole, infer=infer)
         filled = place_lanes(with_missing_ops(trace, lanes.missing), whole)
-        graph = cls._of_lanes(trace, filled, posting, whole)
+        graph = cls._of_lanes(trace, filled, whole, infer=infer)
         return replace(_begun_when_ready(graph, lanes.missing), gaps=gaps_of(lanes.missing), reconstructed=True)
 
     @classmethod
-    def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None, whole: Whole) -> DependencyGraph:
+    def _of_lanes(cls, trace: Trace, lanes: Lanes, whole: Whole, *, infer: bool) -> DependencyGraph:
         job = whole.agreed(lambda: lanes_here(lanes), merged_lanes)
-        if posting is None:
+        if infer:
             structures, rule = _posted(lanes, job, whole)
             try:
                 return cls._built(trace, lanes, job, structures, rule)
@@ -415,10 +415,9 @@ _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 class Template(CompiledGraph, frozen=True, eq=False):
     """A compiled graph and the identity of its rows, [rows] columns.
 
-    `member`: the structure that a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
+    `pp_rank`, `kind`, `seq`, `chunk`. Rows of several structures follow one another.
     """
 
-    member: Int32s
     pp_rank: npt.NDArray[np.int16]
     kind: npt.NDArray[np.uint8]
     seq: Int32s
@@ -470,10 +469,8 @@ def _wiring(structures: Sequence[Structure]) -> Wiring:
 
 
 def _template(graph: CompiledGraph, structures: Sequence[Structure]) -> Template:
-    sizes = [len(structure.kind) for structure in structures]
     return Template(
         **{name: getattr(graph, name) for name in CompiledGraph.__struct_fields__},
-        member=np.repeat(np.arange(len(structures), dtype=np.int32), sizes),
         pp_rank=np.concatenate([part.pp_rank for part in structures]),
         kind=np.concatenate([part.kind for part in structures]),
         seq=np.concatenate([part.seq for part in structures]),

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.graph.lanes import JobLanes, Lanes, StructureKey
-from tracekit.analysis.graph.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay import Method
@@ -210,22 +209,22 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
         SelectionError for what only a job in one piece can answer. `lanes`: those of the trace, which then may be an
         outline; `reread`: reads all of it.
         """
-        posting = PUBLISHED if method is Method.PUBLISHED else None
+        infer = method is not Method.PUBLISHED
         cut: tuple[int, ...] = ()
         try:
-            graph = DependencyGraph.from_trace(trace, posting=posting, whole=whole, lanes=lanes)
+            graph = DependencyGraph.from_trace(trace, infer=infer, whole=whole, lanes=lanes)
         except GraphError:
             cut = cut_steps(trace)
             if whole.divided or not 0 < len(cut) < len(trace.steps):
                 raise
             trace = trace.without_steps(cut)
-            graph = DependencyGraph.from_trace(trace, posting=posting)
-        if method is Method.PUBLISHED:
+            graph = DependencyGraph.from_trace(trace, infer=infer)
+        if not infer:
             return cls(graph, Clocks.right(graph), method, cut, whole=whole)
         left_out = incomplete_steps(graph.job)
         if left_out:
             trace = trace.without_steps(left_out)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
+            graph = replace(DependencyGraph.from_trace(trace, infer=True), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         left_out = tuple(sorted((*cut, *left_out)))
         clocks = measure_clocks(graph, trace.step_starts, whole)
@@ -234,14 +233,14 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
             clocks = Clocks.correct(graph.steps, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(reread() if reread else trace, graph, clocks)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None, whole=whole), dropped_lanes=dropped)
+            graph = replace(DependencyGraph.from_trace(trace, infer=True, whole=whole), dropped_lanes=dropped)
         graph = with_early_beginnings(graph, whole)
         if not graph.gaps:
             return cls(graph, clocks, method, left_out, whole=whole)
         # A missing member ends when its peers did, by the corrected clocks.
         if reread and not clocks.any_off:
             trace = reread()
-        rebuilt = DependencyGraph.from_trace(trace, reconstruct=True, posting=None, whole=whole, lanes=graph.lanes)
+        rebuilt = DependencyGraph.from_trace(trace, reconstruct=True, infer=True, whole=whole, lanes=graph.lanes)
         rebuilt = with_early_beginnings(replace(rebuilt, dropped_lanes=dropped, gaps=graph.gaps), whole)
         return cls(rebuilt, clocks, method, left_out, as_recorded=graph, whole=whole)
 
