@@ -213,8 +213,7 @@ def _op_graph() -> str:
     """One step: two streams a rank, a launch for every other op, a collective every 50 ops."""
     from tracekit.analysis.attribution.by_label import attribute_by
     from tracekit.analysis.graph.op_graph import OpGraph, fold
-    from tracekit.analysis.replay.costs import measure_op_durations
-    from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
     from tracekit.analysis.replay.kernel import Costs, replay_lanes
 
     ops, edges = _large_op_graph()

@@ -12,7 +12,7 @@ from typing import assert_never
 
 import numpy as np
 
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.base.text import (
     counted,
     main_clause,

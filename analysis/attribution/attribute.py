@@ -2,6 +2,12 @@
 
 In: a `JobReplay`. Out: an `Attribution`, the step times of every scenario. Equations: "Understanding Stragglers in
 Large Model Training Using What-if Analysis" (OSDI'25).
+
+Each DP rank or worker alone takes no replay per rank. In "ideal except DP rank d", all other DP ranks are identical. So
+two lanes replay the whole job: d and one stand-in for all others. All DP ranks together cost two passes over the trace,
+all workers two passes per stage. Only if ideal lanes differ (for example, if most workers collect garbage, at different
+places) does every DP rank take a replay. Changes of one DP rank of the original job follow from longest paths: between
+collectives, a lane meets no other.
 """
 
 from __future__ import annotations
@@ -13,27 +19,30 @@ from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import Attribution, CostOfOps, CriticalTimes
+from tracekit.analysis.attribution.attribution import Attribution, CriticalTimes
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.attribution.exact import add_back_lanes, representative_lanes, step_times_each_changed
-from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.graph.dependency_graph import DependencyGraph, Template, build_coupled_template
 from tracekit.analysis.graph.op_grid import compute_rows
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, path_lengths, replay_lanes, without_starts
 from tracekit.analysis.whatif.interventions import (
     IDEAL,
     ORIGINAL,
     RECORDED,
+    Changes,
     SetCost,
     addition,
+    changed,
     delayed,
     mean_step_time,
     removal,
     step_times,
 )
-from tracekit.analysis.whatif.selection import kind, labelled, stage, worker
+from tracekit.analysis.whatif.selection import Everything, Selection, dp_rank, kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
 from tracekit.trace.facts import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
@@ -42,15 +51,27 @@ from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_gro
 SLOWEST_WORKERS_SHARE = 0.03
 #: Upper limit, in op evaluations, for questions about one DP rank at a time (its launch delays, idealising it).
 COSTLIEST_BY_DP_RANK = 200_000_000
-
+#: Largest number of path lengths in memory at a time.
+_LENGTHS_AT_ONCE = 1 << 20
+#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
+LARGEST_SHARE = 0.1
+#: Starts closer than this, seconds, are equal: no recorder resolves them.
+SAME_S = 1e-6
+#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations do
+#: not lie on it if they are usually further off.
+ON_GRID = 0.02
+#: Look at the ops of this many lanes; decide nothing from fewer gaps.
+LANES, FEWEST_GAPS = 8, 10
 Progress = Callable[[str], None]
+#: Jobs whose critical path is reported.
+_WITH_PATH = {"recorded": RECORDED, "original": ORIGINAL, "ideal": IDEAL}
 
 
 class ReplayedSteps(Struct, frozen=True, eq=False):
     """The replays of some steps of a job, or of all: what its attribution is made of.
 
     `times`: fields of `Attribution`, arrays with the steps as first axis. `slowest_workers`: of the whole job;
-    `slowest`: the ideal job with these as recorded, and the original job with these idealised, [steps] each. `hidden`:
+    `without_slowest`: the original job with these idealised, [steps]. `hidden`:
     see `_hidden_times`. `paths`: of the recorded, the original and the ideal job, as in `CriticalTimes`, per step and
     kind of op. `as_recorded`: the original and the ideal job without reconstructed ops, [steps] each, None if there are
     none.
@@ -58,7 +79,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
 
     times: Mapping[str, Any]
     slowest_workers: tuple[Worker, ...]
-    slowest: tuple[Floats, ...]
+    without_slowest: Floats
     hidden: Floats | None
     paths: Mapping[str, tuple[Mapping[Any, list[float]], Mapping[Any, list[float]], Floats]]
     as_recorded: tuple[Floats, ...] | None
@@ -116,11 +137,10 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         tell("critical path")
         paths = {name: critical_path(replay, changes) for name, changes in _WITH_PATH.items()}
         tell("slowest workers and last stage")
-        questions = addition(worker(*slowest)), removal(worker(*slowest))
         return cls(
             times=times,
             slowest_workers=slowest,
-            slowest=tuple(step_times(replay, question) for question in questions),
+            without_slowest=step_times(replay, removal(worker(*slowest))),
             hidden=_hidden_times(replay),
             paths={
                 name: (path.step_seconds_by(["kind"]), path.step_seconds_by(["dp_rank", "stage"]), path.step_delays_s)
@@ -132,10 +152,6 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
             ops=graph.ops,
             incomplete_steps=len(_incomplete_steps(replay)),
         )
-
-
-#: Jobs whose critical path is reported.
-_WITH_PATH = {"recorded": RECORDED, "original": ORIGINAL, "ideal": IDEAL}
 
 
 def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribution:
@@ -158,9 +174,11 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
     """The fields of `Attribution` that follow from replays, given those of each batch of steps, in order."""
     times = {name: _concatenated([part.times[name] for part in parts]) for name in parts[0].times}
     original_s, ideal_s = float(times["original"].mean()), float(times["ideal"].mean())
-    added_s, removed_s = (
-        float(_concatenated(some).mean()) for some in zip(*(part.slowest for part in parts), strict=True)
-    )
+
+    def share_without(times_s: Floats) -> float:
+        lost_s = original_s - ideal_s
+        return (original_s - float(times_s.mean())) / lost_s if lost_s else math.nan
+
     hidden = _concatenated([part.hidden for part in parts])
     plain = [part.as_recorded for part in parts if part.as_recorded is not None]
     plain_s = [float(_concatenated(some).mean()) for some in zip(*plain, strict=True)]
@@ -168,16 +186,11 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
         "critical": {
             name: _critical_times([part.paths[name] for part in parts], times["by_kind"]) for name in _WITH_PATH
         },
-        "m_w": CostOfOps(original_s, ideal_s, added_s=added_s, removed_s=removed_s),
-        "m_s": CostOfOps(
-            original_s,
-            ideal_s,
-            added_s=float(times["by_stage"][:, -1].mean()),
-            removed_s=float(times["removed_by_stage"][:, -1].mean()),
-        ),
+        "m_w": share_without(_concatenated([part.without_slowest for part in parts])),
+        "m_s": share_without(times["removed_by_stage"][:, -1]),
         "slowest_workers": parts[0].slowest_workers,
         "slowdown_as_recorded": plain_s[0] / plain_s[1] if plain_s else None,
-        "hidden_slowdown": None if hidden is None else _ratio(original_s, float(hidden.mean())),
+        "hidden_slowdown": None if hidden is None else _slowdown(original_s, float(hidden.mean())),
         **{
             name: sum(getattr(part, name) for part in parts)
             for name in ("clamped_transfers", "clamped_delays", "ops", "incomplete_steps")
@@ -185,8 +198,8 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
     }
 
 
-def _ratio(original_s: float, hidden_s: float) -> float:
-    return original_s / hidden_s if hidden_s > 0 else math.inf
+def _slowdown(original_s: float, ideal_s: float) -> float:
+    return original_s / ideal_s if ideal_s > 0 else math.inf
 
 
 def _concatenated(values: Sequence[Any]) -> Any:
@@ -300,17 +313,6 @@ def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     return np.concatenate(forward), np.concatenate(backward)
 
 
-#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
-LARGEST_SHARE = 0.1
-#: Starts closer than this, seconds, are equal: no recorder resolves them.
-SAME_S = 1e-6
-#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations do
-#: not lie on it if they are usually further off.
-ON_GRID = 0.02
-#: Look at the ops of this many lanes; decide nothing from fewer gaps.
-LANES, FEWEST_GAPS = 8, 10
-
-
 def coarse_starts_s(graph: DependencyGraph) -> float | None:
     """The spacing of the grid that starts lie on, seconds; None if there is no grid, or one that is fine enough for the
     ops.
@@ -348,3 +350,167 @@ def _samples(graph: DependencyGraph) -> tuple[Floats, Floats]:
 def _off_grid(values: Floats, step: float) -> Floats:
     """Distance of values from the nearest multiple of `step`, as a share of it."""
     return np.abs(values / step - np.round(values / step))
+
+
+class RepresentativeLanes(Struct, frozen=True, eq=False):
+    """Lanes of one structure, each coupled with ideal stand-ins for the other lanes of its step.
+
+    The first rows of `template` are the lane itself; `cost`: its costs, [its rows, lanes]. `ideal`: ideal costs of all
+    members, [rows of the template]. `step`, `dp_index` (position in `graph.dp_ranks`): [lanes].
+    """
+
+    template: Template
+    cost: Floats
+    ideal: Floats
+    step: Int32s
+    dp_index: Ints
+
+
+def representative_lanes(replay: JobReplay) -> tuple[RepresentativeLanes, ...]:
+    """Every lane of the job with its stand-ins: one for each structure that the other lanes of its step have.
+
+    Empty if the ideal lanes of a structure differ.
+    """
+    if any(ideal.ndim > 1 for ideal in replay.durations.ideal):
+        return ()
+    ideal = changed(replay, IDEAL)
+    graph = replay.begun(ideal.costs() if ideal.sampled is None else ideal.sampled.costs()).graph
+    lanes_here = np.zeros((len(graph.blocks), len(graph.steps)), np.int64)
+    for number, block in enumerate(graph.blocks):
+        lanes_here[number] = np.bincount(block.step, minlength=len(graph.steps))
+    dp_ranks = np.array(graph.dp_ranks)
+    represented = []
+    for number, block in enumerate(graph.blocks):
+        others = lanes_here[:, block.step].T > 0
+        others[:, number] = lanes_here[number, block.step] > 1
+        for company in np.unique(others, axis=0):
+            lanes = np.flatnonzero((others == company).all(axis=1))
+            members = [number, *np.flatnonzero(company).tolist()]
+            coupled = build_coupled_template([graph.blocks[member].structure for member in members])
+            begin = np.concatenate([graph.blocks[member].template.begin for member in members])
+            cost = replay.durations.cost[number]
+            represented.append(
+                RepresentativeLanes(
+                    template=replace(coupled, begin=begin),
+                    ideal=np.concatenate([replay.durations.ideal[member] for member in members]),
+                    cost=cost if len(lanes) == block.lanes else np.ascontiguousarray(cost[:, lanes]),
+                    step=block.step[lanes],
+                    dp_index=np.searchsorted(dp_ranks, block.dp_rank[lanes]),
+                )
+            )
+    return tuple(represented)
+
+
+def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ...], stage: int | None = None) -> Floats:
+    """Step times, seconds, [steps, dp_ranks], with everything ideal except that DP rank, or its worker on `stage`."""
+    if not represented:
+        return _one_by_one(replay, stage)
+    graph = replay.graph
+    times = np.repeat(step_times(replay, IDEAL)[:, None], len(graph.dp_ranks), axis=1)
+    for part in represented:
+        template = part.template
+        rows = np.arange(template.rows)
+        rows[len(part.cost) :] = -1
+        if stage is not None:
+            rows[template.pp_rank != stage] = -1
+        none = np.full(template.rows, -1)
+        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
+        times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
+    return times
+
+
+def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:
+    """The result of `add_back_lanes`, from one replay per DP rank."""
+    ranks = (dp_rank(rank) for rank in replay.graph.dp_ranks)
+    chosen = ranks if stage is None else (rank & labelled("stage", stage) for rank in ranks)
+    return np.stack([step_times(replay, addition(of)) for of in chosen], axis=1)
+
+
+def step_times_each_changed(
+    replay: JobReplay, change: Callable[[Selection], Changes], most_op_replays: int
+) -> Floats | None:
+    """Step times, seconds, [steps, dp_ranks]: the original job with `change` applied to all ops of one DP rank.
+
+    None if that takes more than `most_op_replays` op evaluations.
+    """
+    graph = replay.graph
+    passes = 2 * (graph.rendezvous_count + 1)
+    if min(passes, len(graph.dp_ranks)) * graph.job.ops > most_op_replays:
+        return None
+    if len(graph.dp_ranks) <= passes:
+        return np.stack([step_times(replay, change(dp_rank(rank))) for rank in graph.dp_ranks], axis=1)
+    return step_times_by_paths(replay, change(Everything()))
+
+
+def step_times_by_paths(replay: JobReplay, changes: Changes) -> Floats:
+    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank after `changes`, by longest paths."""
+    graph = replay.graph
+    before, after = _Lanes.after(replay, ORIGINAL), _Lanes.after(replay, changes)
+    order = _collectives_in_order(replay)
+    together = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
+    times = np.empty((len(graph.steps), len(graph.dp_ranks)))
+    for first in range(0, len(times), together):
+        last = min(first + together, len(times))
+        edges = np.maximum(_of_the_others(before.paths(first, last)), after.paths(first, last))
+        times[first:last] = _longest(edges, order)
+    return times
+
+
+class _Lanes(Struct, frozen=True, eq=False):
+    """All lanes of a job after changes: `costs` of each block, and the same without what precedes a collective."""
+
+    replay: JobReplay
+    costs: tuple[Costs, ...]
+    behind_collective: tuple[Costs, ...]
+
+    @classmethod
+    def after(cls, replay: JobReplay, changes: Changes) -> _Lanes:
+        blocks, costs = replay.graph.blocks, tuple(changed(replay, changes).costs())
+        behind = (without_starts(block.template, cost, block.lanes) for block, cost in zip(blocks, costs, strict=True))
+        return cls(replay, costs, tuple(behind))
+
+    def paths(self, first: int, last: int) -> Floats:
+        """The edges in steps `first` to `last` - 1, [rendezvous and start, rendezvous and end, steps, dp_ranks].
+
+        The last source is the start of the step, the last target its end; -inf if a DP rank has no such path.
+        """
+        graph, count = self.replay.graph, self.replay.graph.rendezvous_count
+        lengths = np.full((count + 1, count + 1, last - first, len(graph.dp_ranks)), -np.inf)
+        for number, block in enumerate(graph.blocks):
+            low, high = np.searchsorted(block.step, (first, last)).tolist()
+            dp_index = np.searchsorted(graph.dp_ranks, block.dp_rank[low:high])
+            for source in range(count + 1):
+                costs = self.costs[number] if source == count else self.behind_collective[number]
+                of_block = path_lengths(block.template, costs, count, source, (low, high))
+                lengths[source][:, block.step[low:high] - first, dp_index] = of_block
+        return lengths
+
+
+def _collectives_in_order(replay: JobReplay) -> Ints:
+    """The numbers of the collectives in topological order, [rendezvous]."""
+    rounds = np.zeros(replay.graph.rendezvous_count, np.int64)
+    for block in replay.graph.blocks:
+        groups = np.flatnonzero(block.template.rendezvous >= 0)
+        rounds[block.template.rendezvous[groups]] = np.searchsorted(block.template.first_of_round, groups, side="right")
+    return np.argsort(rounds, kind="stable")
+
+
+def _of_the_others(lengths: Floats) -> Floats:
+    """For each entry along the last axis, the greatest of the other entries; -inf if there is none."""
+    greatest = lengths.argmax(axis=-1)[..., None]
+    top = np.take_along_axis(lengths, greatest, axis=-1)
+    rest = lengths.copy()
+    np.put_along_axis(rest, greatest, -np.inf, axis=-1)
+    others = np.broadcast_to(top, lengths.shape).copy()
+    np.put_along_axis(others, greatest, rest.max(axis=-1, keepdims=True), axis=-1)
+    return others
+
+
+def _longest(edges: Floats, order: Ints) -> Floats:
+    """The longest path from start to end of each step, seconds, [steps, dp_ranks]. `edges`: as `_Lanes.paths`."""
+    end = len(order)
+    reached: Floats = edges[end].copy()  # longest path to each target that meets no collective
+    for collective in order.tolist():
+        np.maximum(reached, reached[collective] + edges[collective], out=reached)
+    latest: Floats = np.maximum(reached[end], 0.0)
+    return latest

@@ -1,7 +1,8 @@
-"""Attribution by one or more labels, such as host, tensor-parallel rank or kernel class.
+"""Times by label: the exact S_x of the ops x with each value of labels, and what each step spends on each part.
 
-In: a replay and names of labels. Out: for each value that occurs, the exact S_x of the ops x that have it. Equation:
-S_x = T(ideal, x as recorded) / T(ideal), OSDI'25.
+In: a replay of any job. Out: `Share`s by one or more labels, such as host, tensor-parallel rank or kernel class, with
+S_x = T(ideal, x as recorded) / T(ideal) (OSDI'25); and `StepsSpent`: times of steps, and the seconds of each part in
+each step. A part is the ops of one kind, phase or kernel; its time is that of its ops without waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from tracekit.base.text import ranks_text
 
 #: Every value takes a replay of the whole job; more op evaluations than this take minutes.
 COSTLIEST_OP_REPLAYS = 20_000_000_000
+#: The labels that divide a step into parts, and what people call them.
+_LABELS = {"kind": "kind", "phase": "phase", "name": "kernel"}
+#: The steps within a recording of GPUs, which is one step of its graph.
+_MARKED = "profiler_step"
 
 
 class Share(Struct, frozen=True):
@@ -126,12 +131,6 @@ class _Combination(Selection, frozen=True, eq=False):
     def mask(self, context: Context) -> Mask:
         chosen: Mask = self.codes[context.number] == self.code
         return chosen
-
-
-#: The labels that divide a step into parts, and what people call them.
-_LABELS = {"kind": "kind", "phase": "phase", "name": "kernel"}
-#: The steps within a recording of GPUs, which is one step of its graph.
-_MARKED = "profiler_step"
 
 
 class SpentPart(Struct, frozen=True):

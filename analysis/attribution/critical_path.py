@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import UNLABELLED, CompiledGraph, LabelledBlock, LabelledGraph, Value
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, combinations
-from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, combinations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Timeline, replay_timelines
 from tracekit.analysis.whatif.interventions import Intervention, changed
 from tracekit.trace.schema import KIND_TYPE
+
+if TYPE_CHECKING:
+    from tracekit.analysis.replay.engine import JobReplay
 
 #: Allocate room for the longest possible path of this many steps at once.
 _STEPS_AT_ONCE = 256
@@ -272,9 +274,9 @@ def _assembled(graph: LabelledGraph, parts: Sequence[_Part]) -> CriticalPath:
     )
 
 
-def _present(block: LabelledBlock, ops: _PathOps) -> npt.NDArray[np.bool_]:
+def _present(block: LabelledBlock, ops: _PathOps) -> Bools:
     """Mask of the ops that exist, [ops]; the others take no time."""
     if block.present is None:
         return np.ones(len(ops.row), np.bool_)
-    present: npt.NDArray[np.bool_] = block.present[ops.row, ops.lane]
+    present: Bools = block.present[ops.row, ops.lane]
     return present

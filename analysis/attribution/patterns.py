@@ -1,14 +1,16 @@
-"""Patterns of a slow job over time and space.
+"""Patterns of a slow job over time and space, and isolated stalls.
 
-In: an `Attribution` and the hosts of its ranks. Out: `TimePattern`, the course of the slowdown over the steps, with the
-statistic behind it, and `SpacePattern`, the worker map of exact S_w over the job and step by step.
+In: an `Attribution`, the hosts of its ranks, and for stalls its replay. Out: `TimePattern`, the course of the slowdown
+over the steps, with the statistic behind it; `SpacePattern`, the worker map of exact S_w over the job and step by step;
+`Stall`s, the few steps that took much longer than the others. A recorded step consists of the ops on its critical path
+and the gaps between them, so the parts that grew on the path of a slow step account for its extra time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct
@@ -16,9 +18,11 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.numeric.arrays import Floats, Ints, number
-from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import RECORDED
 from tracekit.trace.model import KINDS, OpKind, Worker
+
+if TYPE_CHECKING:
+    from tracekit.analysis.replay.engine import JobReplay
 
 #: A slowdown below this (2 % of the step) is not a pattern.
 SMALLEST_SLOWDOWN = 1.02

@@ -14,7 +14,7 @@ from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 from tracekit.analysis.gpu.times import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
-from tracekit.analysis.whatif.interventions import Intervention, LessTime, SetSomeOps, Together
+from tracekit.analysis.whatif.interventions import Intervention, LessTime, SetOps, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 
@@ -99,7 +99,7 @@ def window_s(job: GraphSubject, rank: int) -> float:
 def begins(job: GraphSubject, rank: int, begin_s: float) -> Intervention:
     """Return the job in which the recording of a rank begins `begin_s` seconds after that of the job."""
     cost = job.pace.with_window(rank, begin_s)
-    return SetSomeOps(cost != job.pace.cost, cost)
+    return SetOps(cost, cost != job.pace.cost)
 
 
 class OneLaunchQueue(Detector):

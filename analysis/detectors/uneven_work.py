@@ -85,7 +85,7 @@ class StageImbalance(Detector):
                     0.0,
                     Unit.SHARE,
                 ),
-                Figure("loss gone if the last stage were ideal", job.attribution.m_s.removal, 0.0, Unit.SHARE),
+                Figure("loss gone if the last stage were ideal", job.attribution.m_s, 0.0, Unit.SHARE),
             )
             yield Candidate(
                 self.kind,

@@ -10,8 +10,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import ReplayTrust
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.fixes.plan import Plan

@@ -13,13 +13,15 @@ from msgspec import structs
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import (
+    HEADLINE_UNEXPLAINED,
     LARGEST_DISCREPANCY,
     SMALLEST_HEADLINE_SHARE,
     SMALLEST_SLOWDOWN,
+    SMALLEST_UNEXPLAINED,
     STRAGGLING_SLOWDOWN,
+    Parts,
     ReplayTrust,
 )
-from tracekit.analysis.attribution.chance import HEADLINE_UNEXPLAINED, SMALLEST_UNEXPLAINED, Parts
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import FINDINGS, Treatment
@@ -39,7 +41,7 @@ from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import balance_plans, general_plans, worker_plans
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.analysis.whatif.interventions import (
     IDEAL,
     ORIGINAL,

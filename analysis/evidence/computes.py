@@ -29,8 +29,8 @@ from tracekit.analysis.numeric.robust import (
     sampled,
     spread_of_logs,
 )
-from tracekit.analysis.replay.costs import keeps_delay
 from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.replay.pipeline_costs import keeps_delay
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, changed, scaled
 from tracekit.trace.model import COMMUNICATION, OpKind
 

@@ -16,7 +16,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, backwar
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.whatif.interventions import Intervention, Scale, SetSomeOps, Together, changed
+from tracekit.analysis.whatif.interventions import Intervention, Scale, SetOps, Together, changed
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import RECEIVED, SENT
@@ -139,7 +139,7 @@ def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bo
     from tracekit.analysis.gpu.behind import SMALLEST_SHARE
 
     cost = even_pace(job).costs(rank, ops)
-    edit = SetSomeOps(cost != even_pace(job).cost, cost)
+    edit = SetOps(cost, cost != even_pace(job).cost)
     faster = job.pace.freed((rank,), SMALLEST_SHARE * job.pace.recorded_s) if freed else None
     return edit if faster is None else Together((faster, edit))
 
@@ -217,8 +217,7 @@ def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
     from tracekit.analysis.evidence.graph_subject import GraphTimes
     from tracekit.analysis.graph.op_graph import fold
     from tracekit.analysis.graph.op_rules import op_graph
-    from tracekit.analysis.replay.costs import measure_op_durations
-    from tracekit.analysis.replay.graph_replay import GraphReplay
+    from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 
     graph = fold(op_graph(trace))
     replay = GraphReplay(graph, measure_op_durations(graph))

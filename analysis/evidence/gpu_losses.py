@@ -13,8 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Parts
 from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,

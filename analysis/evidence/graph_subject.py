@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.chance import Parts, noisy_step_times_of_ops
+from tracekit.analysis.attribution.attribution import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.subject import Cause, JobKind, Names, Subject, evidence
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import Estimate

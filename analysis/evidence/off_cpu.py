@@ -14,8 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, kinds_and_all, most_telling, needed_nats
+from tracekit.analysis.graph.compiled import GridPart
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
-from tracekit.analysis.graph.op_grid import GridPart, OpGrid
+from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import (
     MAD_TO_SIGMA,

@@ -15,8 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.attribution.attribution import Attribution
-from tracekit.analysis.attribution.chance import Parts, noisy_step_times
+from tracekit.analysis.attribution.attribution import Attribution, Parts, noisy_step_times
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.computes import Computes, PausedStarts, Pauses, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued_s

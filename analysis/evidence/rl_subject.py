@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from msgspec import structs
 
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.attribution import Parts
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Parts
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.numeric.robust import NOTHING

@@ -17,8 +17,8 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.graph.kineto import SLACK_S
 from tracekit.analysis.graph.op_graph import OpGraph
+from tracekit.analysis.graph.op_rules import SLACK_S
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, numbered
 from tracekit.report.questions import LoadFit, Rebalanced
 from tracekit.trace.model import OpKind

@@ -25,7 +25,7 @@ import polars as pl
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
 from tracekit.analysis.numeric.arrays import Floats, Ints, numbered
-from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
 from tracekit.trace.gpu_recording import GpuRecording

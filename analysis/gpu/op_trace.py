@@ -1,7 +1,7 @@
 """A GPU recording as an op trace: the work of the GPUs, and the host work between the calls that launched it.
 
 In: a recording, its matches and clock offsets. Out: an `OpTrace` with the rule `kineto`, which finds out which op waits
-for which (`analysis/graph/kineto.py`). The whole recording is one step of the trace, because GPU work continues
+for which (`analysis/graph/op_rules.py`). The whole recording is one step of the trace, because GPU work continues
 across the steps of a training loop; those are the label `profiler_step`.
 
 Ops of a rank:

@@ -36,8 +36,7 @@ from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, dense
 from tracekit.analysis.numeric.means import student_tail
-from tracekit.analysis.replay.costs import Durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import Durations, GraphReplay
 from tracekit.analysis.whatif.interventions import RECORDED, Restructure, SetOps, step_times_each
 from tracekit.trace.gpu_activity import KernelClass
 

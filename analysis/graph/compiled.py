@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, adjacency, dense, strong_components
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, adjacency, dense, strong_components
 from tracekit.base.errors import GraphError, SelectionError
 from tracekit.base.text import did_you_mean, listed, ranks_text
 
@@ -37,7 +37,7 @@ class Wiring(Struct, frozen=True, eq=False):
     after: Ints | Int32s
     group: Ints | Int32s
     rendezvous_key: Ints
-    synchronises: npt.NDArray[np.bool_]
+    synchronises: Bools
     describe: Callable[[int], str]
 
 
@@ -56,7 +56,7 @@ class CompiledGraph(Struct, frozen=True, eq=False):
     of the step, [rows].
     """
 
-    is_communication: npt.NDArray[np.bool_]
+    is_communication: Bools
     first_wait: Int32s
     waits_for: Int32s
     order: Int32s
@@ -201,14 +201,14 @@ def _bounds(lengths: Ints | Int32s) -> Int32s:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def _units(number: Int32s, meets: npt.NDArray[np.bool_]) -> Int32s:
+def _units(number: Int32s, meets: Bools) -> Int32s:
     """Groups that may run at the same time share a number: all that meet in a round; every other group has its own."""
     fresh = np.ones(len(number), np.bool_)
     fresh[1:] = ~(meets[1:] & meets[:-1] & (number[1:] == number[:-1]))
     return np.cumsum(fresh, dtype=np.int32) - np.int32(1)
 
 
-Mask = npt.NDArray[np.bool_]
+Mask = Bools
 #: The value of a label: a number or a name.
 Value = int | str
 #: The code of an op without the label.
@@ -243,10 +243,6 @@ class Label(Struct, frozen=True, eq=False):
         place = np.searchsorted(first, self.codes, "right") - 1
         chosen: Mask = (place >= 0) & (self.codes <= np.maximum.accumulate(last)[place])
         return chosen
-
-    def between(self, first: int, last: int) -> Mask:
-        """Mask of the ops with a value from `first` to `last`, both included; broadcasts to [rows, lanes]."""
-        return (self.codes >= first) & (self.codes <= last)
 
     def value(self, code: int) -> Value:
         """The value of a code."""
@@ -320,3 +316,11 @@ def shown_values(values: Sequence[Value]) -> str:
     if numbers := [value for value in values if isinstance(value, int)]:
         return ranks_text(numbers, MOST_SHOWN).partition(" ")[2]
     return listed(map(str, values), MOST_SHOWN)
+
+
+class GridPart(Struct, frozen=True, eq=False):
+    """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
+
+    block: int
+    rows: Ints
+    values: Floats

@@ -1,9 +1,9 @@
-"""The dependency graph of a job: templates, and the lanes that each template covers.
+"""The dependency graph of a pipeline job: templates, and the lanes that each template covers.
 
 In: a `Trace`. Out: a `DependencyGraph`. Almost every job repeats one structure on every DP rank and step. So a template
-is the graph of one lane, and a block holds [rows, lanes] matrices of recorded times. A job with different lanes has a
-block for each structure; lanes of one step join across blocks. Ops that only some lanes have do not make a separate
-structure: a block records which ops are present.
+is the compiled graph of one lane and the identity of its ops, and a block holds [rows, lanes] matrices of recorded
+times. A job with different lanes has a block for each structure; lanes of one step join across blocks. Ops that only
+some lanes have do not make a separate structure: a block records which ops are present.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -50,7 +51,7 @@ from tracekit.analysis.graph.posting import (
     with_host_order,
     with_posting,
 )
-from tracekit.analysis.graph.unrecorded import Gap, MissingOps, with_missing_ops
+from tracekit.analysis.graph.unrecorded import Gap, gaps_of, with_missing_ops
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError, extra
@@ -146,27 +147,27 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         trace: Trace,
         *,
         reconstruct: bool = False,
-        posting: PostingRule | None = PUBLISHED,
+        infer: bool = False,
         whole: Whole = UNDIVIDED,
         lanes: Lanes | None = None,
     ) -> DependencyGraph:
         """Build the graph. Raises GraphError for unpaired sends, cycles and other contradictions.
 
         `reconstruct`: add members of collectives that only their peers recorded; each begins as soon as everything that
-        it waits for has ended. `posting`: the rule by which receives are posted; None: infer it from the recording.
-        `whole`: the job of which `trace` may be some steps. `lanes`: those of the trace, if they are placed already.
+        it waits for has ended. `infer`: follow the rules that the recording shows instead of those of the published
+        method. `whole`: the job of which `trace` may be some steps. `lanes`: of the trace, if they are placed already.
         """
         lanes = lanes or place_lanes(trace, whole)
         if not reconstruct:
-            return cls._of_lanes(trace, lanes, posting, whole)
+            return cls._of_lanes(trace, lanes, whole, infer=infer)
         filled = place_lanes(with_missing_ops(trace, lanes.missing), whole)
-        graph = cls._of_lanes(trace, filled, posting, whole)
-        return replace(_begun_when_ready(graph, lanes.missing), gaps=lanes.missing.gaps(), reconstructed=True)
+        graph = cls._of_lanes(trace, filled, whole, infer=infer)
+        return replace(_begun_when_ready(graph, lanes.missing), gaps=gaps_of(lanes.missing), reconstructed=True)
 
     @classmethod
-    def _of_lanes(cls, trace: Trace, lanes: Lanes, posting: PostingRule | None, whole: Whole) -> DependencyGraph:
+    def _of_lanes(cls, trace: Trace, lanes: Lanes, whole: Whole, *, infer: bool) -> DependencyGraph:
         job = whole.agreed(lambda: lanes_here(lanes), merged_lanes)
-        if posting is None:
+        if infer:
             structures, rule = _posted(lanes, job, whole)
             try:
                 return cls._built(trace, lanes, job, structures, rule)
@@ -343,22 +344,18 @@ def _block(group: LaneGroup, template: Template, key: StructureKey, replayed: In
     return Block(**fields | changed, template=template, key=key)
 
 
-def _begun_when_ready(graph: DependencyGraph, missing: MissingOps) -> DependencyGraph:
+def _begun_when_ready(graph: DependencyGraph, missing: pl.DataFrame) -> DependencyGraph:
     """The graph in which each missing op begins when everything it waits for has ended; its end stays."""
-    step_index = np.searchsorted(graph.steps, missing.step)
+    step, dp_rank, pp_rank, kind, seq = (column.to_numpy() for column in missing.iter_columns())
+    step_index = np.searchsorted(graph.steps, step)
     blocks = []
     for block in graph.blocks:
         template = block.template
         start, duration = block.start.copy(), block.duration.copy()
-        kinds = np.unique(missing.kind)
         # In replay order, because a missing op may wait for another one.
-        for row in template.order[np.isin(template.kind[template.order], kinds)]:
-            same = (
-                (missing.kind == template.kind[row])
-                & (missing.pp_rank == template.pp_rank[row])
-                & (missing.seq == template.seq[row])
-            )
-            lanes = _lanes_at(block, step_index[same], missing.dp_rank[same])
+        for row in template.order[np.isin(template.kind[template.order], kind)]:
+            same = (kind == template.kind[row]) & (pp_rank == template.pp_rank[row]) & (seq == template.seq[row])
+            lanes = _lanes_at(block, step_index[same], dp_rank[same])
             waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
             if not len(lanes) or not len(waits):
                 continue
@@ -418,10 +415,9 @@ _IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 class Template(CompiledGraph, frozen=True, eq=False):
     """A compiled graph and the identity of its rows, [rows] columns.
 
-    `member`: the structure that a row comes from; `pp_rank`, `kind`, `seq`, `chunk`.
+    `pp_rank`, `kind`, `seq`, `chunk`. Rows of several structures follow one another.
     """
 
-    member: Int32s
     pp_rank: npt.NDArray[np.int16]
     kind: npt.NDArray[np.uint8]
     seq: Int32s
@@ -473,10 +469,8 @@ def _wiring(structures: Sequence[Structure]) -> Wiring:
 
 
 def _template(graph: CompiledGraph, structures: Sequence[Structure]) -> Template:
-    sizes = [len(structure.kind) for structure in structures]
     return Template(
         **{name: getattr(graph, name) for name in CompiledGraph.__struct_fields__},
-        member=np.repeat(np.arange(len(structures), dtype=np.int32), sizes),
         pp_rank=np.concatenate([part.pp_rank for part in structures]),
         kind=np.concatenate([part.kind for part in structures]),
         seq=np.concatenate([part.seq for part in structures]),

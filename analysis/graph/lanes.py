@@ -3,7 +3,8 @@
 In: a `Trace`. Out: `LaneGroup`s, one per distinct structure, with recorded starts and durations as [rows, lanes]
 matrices. A lane is one model-parallel group (one dp_rank, all its stages) in one step. Integer arithmetic gives the
 cell of every op, so nothing is sorted and Python never loops over ops. Ops that only some lanes have are added
-afterwards (`occasional`).
+afterwards (`occasional`). What does not depend on which steps a process holds is in `JobLanes`: the structures, the
+lanes that tell which rules the job follows, and whether its pipeline is V-shaped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,36 +22,93 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.megatron import BACKWARD, FORWARD, LaneOps, Structure, build_structure
-from tracekit.analysis.graph.occasional import (
-    Cells,
-    OccasionalOps,
-    PlacedLanes,
-    StructureHash,
-    by_structure,
-    by_value,
-    merged_names,
-    optional_kinds,
-    row_hash,
-    varying_kinds,
-    with_occasional,
+from tracekit.analysis.graph.megatron import (
+    BACKWARD,
+    COMPUTE_STREAM,
+    DP_STREAM,
+    FORWARD,
+    LaneOps,
+    Structure,
+    build_structure,
+    is_held,
+    is_v_shaped,
+    virtual_stages,
 )
 from tracekit.analysis.graph.posting import RecordedLanes, sampled_lanes
-from tracekit.analysis.graph.unrecorded import Gap, MissingOps, missing_ops, with_inferred_transfers
+from tracekit.analysis.graph.unrecorded import Gap, gaps_of, missing_ops, with_inferred_transfers
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import DP_COLLECTIVES, KINDS, Layout, OpKind
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
 from tracekit.trace.schema import POSTED, RESUMED
+
+if TYPE_CHECKING:
+    from tracekit.analysis.graph.occasional import OccasionalOps
 
 #: Represents "no chunk" and "no microbatch" in integer columns.
 NONE = -1
 #: The largest number of DP ranks, or stages, that a message names.
 _MOST_SHOWN = 4
 _TRANSFERS = (FORWARD.send, FORWARD.recv, BACKWARD.send, BACKWARD.recv)
+#: Kinds that only follow each other in a worker's compute stream: a lane without one is complete.
+OPTIONAL = COMPUTE_STREAM[2:]
+_MIX = 0x9E3779B97F4A7C15
+#: Hashes of the counts of lanes, and of what else makes a structure.
+StructureHash = tuple[int, int]
+#: Digest of a structure, and how many structures before it are equal.
+StructureKey = tuple[str, int]
+_Here = tuple[Structure, Int32s, Int32s, int]
+_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], pl.DataFrame, float]
+
+
+class PlacedLanes(Struct, frozen=True, eq=False):
+    """Lanes with the same rows, which are ordered by (pp_rank, kind, seq).
+
+    `counts`: rows of each kind and stage, [stages x kinds]. `step`: index into the steps, `dp_rank`: both [lanes].
+    `start`, `duration`: recorded seconds, [rows, lanes]. `chunk`, `microbatch`, `seq`: [rows, 1] if all lanes agree,
+    else [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None for all; an absent op takes no time
+    and begins when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of
+    any lane. `posted`, `resumed`: recorded seconds, [rows, lanes], at which the host requested a transfer and continued
+    after waiting for it, nan for other ops; None if not recorded.
+    """
+
+    counts: Int32s
+    step: Int32s
+    dp_rank: Int32s
+    start: Floats
+    duration: Floats
+    chunk: Int32s
+    microbatch: Int32s
+    seq: Int32s
+    present: Bools | None = None
+    stream_order: Floats | None = None
+    posted: Floats | None = None
+    resumed: Floats | None = None
+
+    @property
+    def by_stage(self) -> Int32s:
+        """`counts` as [stages, kinds]."""
+        return self.counts.reshape(-1, len(KINDS))
+
+    @property
+    def ops(self) -> int:
+        """The number of ops of all lanes."""
+        return self.start.size if self.present is None else int(self.present.sum())
+
+    def only(self, lanes: Ints) -> Self:
+        """Only these lanes; no copy if that is all of them."""
+        names = ("start", "duration", "chunk", "microbatch", "seq", "present", "posted", "resumed")
+        parts = {name: part for name in names if (part := getattr(self, name)) is not None}
+        of_lanes = {name: self._of_lanes(part, lanes) for name, part in parts.items()}
+        return replace(self, step=self.step[lanes], dp_rank=self.dp_rank[lanes], **of_lanes)
+
+    def _of_lanes(self, matrix: npt.NDArray[Any], lanes: Ints) -> npt.NDArray[Any]:
+        """The columns of `lanes`; no copy if that is all of them, or if all lanes share one column."""
+        shared = matrix.shape[1] == 1 < len(self.step)
+        return matrix if shared or len(lanes) == len(self.step) else np.ascontiguousarray(matrix[:, lanes])
 
 
 class LaneGroup(PlacedLanes, frozen=True, eq=False, kw_only=True):
@@ -63,14 +121,14 @@ class Lanes(Struct, frozen=True, eq=False):
     """The lanes of a trace. `dropped_lanes`: (step number, dp_rank) of lanes that cannot replay because a stage is
     missing.
 
-    `missing`: ops that are missing from a lane although its peers recorded them. `inferred_transfers`: no transfer was
+    `missing`: the `missing_ops`. `inferred_transfers`: no transfer was
     recorded, so they were inferred from the computes. `virtual`: the `virtual_stages` of the job.
     """
 
     steps: Int32s
     groups: tuple[LaneGroup, ...]
     dropped_lanes: tuple[tuple[int, int], ...]
-    missing: MissingOps
+    missing: pl.DataFrame
     virtual: Ints
     inferred_transfers: bool = False
 
@@ -83,14 +141,14 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     counts = ops.counts()
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     bounds = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
-    placed = {} if varying_kinds(*bounds) else _alike(ops, counts, lanes)
+    placed = {} if optional_kinds(bounds[1] - bounds[0]) else _alike(ops, counts, lanes)
     fewest, most, structures = whole.agreed(lambda: (*bounds, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _LaneOps(with_inferred_transfers(trace, virtual, whole), inferred=True)
         counts = ops.counts()
     missing = missing_ops(counts, lanes, ops.steps, ops.dp_ranks, layout.pp)
-    varying, optional = varying_kinds(fewest, most), optional_kinds(most)
+    varying, optional = optional_kinds(most - fewest), optional_kinds(most)
     if inferred or varying or (optional and len(structures) > 1):
         placed.clear()
         tried = dict.fromkeys((varying, optional)) if inferred or varying else (optional,)
@@ -99,9 +157,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     return Lanes(ops.steps, tuple(groups), dropped_lanes, missing, virtual, inferred)
 
 
-def _joined(
-    parts: Sequence[tuple[Int32s, Int32s, set[StructureHash]]],
-) -> tuple[Int32s, Int32s, set[StructureHash]]:
+def _joined(parts: Sequence[tuple[Int32s, Int32s, set[StructureHash]]]) -> tuple[Int32s, Int32s, set[StructureHash]]:
     """The fewest and the most ops of each stage and kind that a lane has, [stages x kinds] each, and the structures if
     no optional kind varies.
     """
@@ -112,7 +168,7 @@ def _joined(
 def _united(
     ops: _LaneOps,
     counts: Int32s,
-    lanes: npt.NDArray[np.int64],
+    lanes: Ints,
     tried: Iterable[tuple[OpKind, ...]],
     whole: Whole,
 ) -> dict[StructureHash, PlacedLanes]:
@@ -120,6 +176,8 @@ def _united(
 
     `tried`: the kinds of such ops, and those to disregard instead if lanes differ in more than these.
     """
+    from tracekit.analysis.graph.occasional import Cells, merged_names, with_occasional
+
     parts: dict[StructureHash, PlacedLanes] = {}
     for kinds in tried:
         parts.clear()  # one placement at a time fits into memory
@@ -145,7 +203,7 @@ def _without(counts: Int32s, kinds: tuple[OpKind, ...]) -> Int32s:
     return rest
 
 
-def _alike(ops: _LaneOps, counts: Int32s, lanes: npt.NDArray[np.int64]) -> dict[StructureHash, PlacedLanes]:
+def _alike(ops: _LaneOps, counts: Int32s, lanes: Ints) -> dict[StructureHash, PlacedLanes]:
     """The counted ops of `lanes`, placed and grouped by structure."""
     by_key = {}
     for placed in ops.placed(counts, lanes):
@@ -173,12 +231,14 @@ class _LaneOps:
             counts.reshape(-1, self.stages, len(KINDS))[:, :, [kind.code for kind in DP_COLLECTIVES]] = 0
         return counts
 
-    def lane_of(self, part: PlacedLanes) -> npt.NDArray[np.int64]:
+    def lane_of(self, part: PlacedLanes) -> Ints:
         """The indices of the lanes in `counts`."""
         return part.step.astype(np.int64) * len(self.dp_ranks) + np.searchsorted(self.dp_ranks, part.dp_rank)
 
     def occasional(self, kinds: tuple[OpKind, ...], part: PlacedLanes) -> OccasionalOps:
         """The ops of these kinds in the lanes of `part`."""
+        from tracekit.analysis.graph.occasional import OccasionalOps
+
         lanes = self.lane_of(part)
         column = np.zeros(len(self.steps) * len(self.dp_ranks), np.int64)
         column[lanes] = np.arange(len(lanes))
@@ -190,7 +250,7 @@ class _LaneOps:
         columns = {name: values[place] for name, values in zip(names, self.trace.ordered(*names), strict=True)}
         return OccasionalOps(column[cell // self.stages], cell % self.stages, kind, seq, **columns)
 
-    def placed(self, counts: Int32s, lanes: npt.NDArray[np.int64]) -> list[PlacedLanes]:
+    def placed(self, counts: Int32s, lanes: Ints) -> list[PlacedLanes]:
         """The counted ops of `lanes`: one part for each distinct count."""
         groups = by_value(row_hash(counts[lanes]), lanes)
         of_group = [counts[same[0]] for same in groups]
@@ -233,10 +293,10 @@ def _gathered(values: npt.NDArray[Any], first: Ints, lanes: Ints, counts: Int32s
     return matrix
 
 
-def _positions(counts: Int32s) -> npt.NDArray[np.int64]:
+def _positions(counts: Int32s) -> Ints:
     """The index of each row among those of its stage and kind, [rows]."""
     begin = np.cumsum(counts) - counts
-    positions: npt.NDArray[np.int64] = np.arange(int(counts.sum())) - np.repeat(begin, counts)
+    positions: Ints = np.arange(int(counts.sum())) - np.repeat(begin, counts)
     return positions
 
 
@@ -264,9 +324,9 @@ def _group(placed: PlacedLanes, ops: _LaneOps, virtual: Ints) -> LaneGroup:
 
 def _complete_lanes(
     counts: Int32s, steps: Int32s, dp_ranks: Int32s, stages: int, name: str
-) -> tuple[npt.NDArray[np.int64], tuple[tuple[int, int], ...]]:
+) -> tuple[Ints, tuple[tuple[int, int], ...]]:
     """Lanes in which every stage has ops, and (step number, dp_rank) of those in which only some stages have."""
-    staged: npt.NDArray[np.bool_] = np.any(counts.reshape(len(counts), stages, -1) > 0, axis=2)
+    staged: Bools = np.any(counts.reshape(len(counts), stages, -1) > 0, axis=2)
     complete = np.flatnonzero(staged.all(axis=1))
     if not len(complete):
         raise GraphError(_none_complete(staged.reshape(len(steps), len(dp_ranks), stages), steps, dp_ranks, name))
@@ -274,7 +334,7 @@ def _complete_lanes(
     return complete, tuple((int(steps[lane // len(dp_ranks)]), int(dp_ranks[lane % len(dp_ranks)])) for lane in partial)
 
 
-def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32s, name: str) -> str:
+def _none_complete(staged: Bools, steps: Int32s, dp_ranks: Int32s, name: str) -> str:
     """Describe what is missing if no DP rank is complete. `staged`: stages with ops, [steps, dp_ranks, stages]."""
     best = staged.sum(axis=2).max(axis=0)  # each DP rank in its most complete step
     lacks = []
@@ -288,12 +348,6 @@ def _none_complete(staged: npt.NDArray[np.bool_], steps: Int32s, dp_ranks: Int32
         f"{short(name)}: no DP rank has ops on all {staged.shape[2]} stages in any step: {'; '.join(lacks)}{more}; the"
         " replay needs one complete DP rank: record all stages of one, or correct dp_rank, pp_rank and the layout's pp"
     )
-
-
-#: Digest of a structure, and how many structures before it are equal.
-StructureKey = tuple[str, int]
-_Here = tuple[Structure, Int32s, Int32s, int]
-_Part = tuple[Mapping[StructureKey, _Here], tuple[tuple[int, int], ...], MissingOps, float]
 
 
 class JobLanes(Struct, frozen=True, eq=False):
@@ -372,7 +426,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
         np.unique(np.concatenate(every_rank)),
         ops=sum(here[3] for part in groups for here in part.values()),
         dropped=tuple(chain.from_iterable(dropped)),
-        gaps=MissingOps.joined(missing).gaps(),
+        gaps=gaps_of(pl.concat(missing)),
         first_s=min(first_s),
     )
 
@@ -403,45 +457,67 @@ def _digest(structure: Structure) -> str:
     return digest.hexdigest()
 
 
-def virtual_stages(layout: Layout, *, v_shaped: bool = False) -> Ints:
-    """The number of each virtual stage, [chunks, stages]. `v_shaped`: odd chunks run from the last stage on."""
-    number = np.arange(layout.vpp * layout.pp).reshape(layout.vpp, layout.pp)
-    if v_shaped:
-        number[1::2] = number[1::2, ::-1].copy()
-    return number
+def optional_kinds(counts: Int32s) -> tuple[OpKind, ...]:
+    """Optional kinds that occur. `counts`: ops of each kind and stage, [stages x kinds]."""
+    by_stage = counts.reshape(-1, len(KINDS))
+    return tuple(kind for kind in OPTIONAL if by_stage[:, kind.code].any())
 
 
-def is_v_shaped(trace: Trace, whole: Whole = UNDIVIDED) -> bool:
-    """Whether most lanes compute in the order of a V-shaped pipeline.
+def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> dict[StructureHash, Ints]:
+    """Indices of lanes by counts, chunk assignment, order within streams, and sends that waited for a reduction.
 
-    Between its forward and its backward, a microbatch passes all later parts of the model. So an odd chunk holds it
-    longer on the first stage if chunks wrap around, and longer on the last stage in a V. Each stage measures that by
-    its own clock.
+    `by_microbatch`: also by the order of microbatches.
     """
-    layout = trace.layout
-    return layout.pp > 1 and layout.vpp > 1 and whole.agreed(lambda: _v_shaped_lanes(trace), _most)
+    signature = np.empty(len(placed.step), np.uint64)
+    signature[:] = row_hash(placed.chunk.T)
+    if by_microbatch:
+        signature = signature * np.uint64(_MIX) + row_hash(placed.microbatch.T)
+    native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
+    _hash_held_sends(placed, signature)
+    counts = int(row_hash(placed.counts[None])[0])
+    return {(counts, int(signature[same[0]])): same for same in by_value(signature, np.arange(len(signature)))}
 
 
-def _most(lanes: Sequence[tuple[int, int]]) -> bool:
-    """Whether most lanes are V-shaped, given how many are, and how many there are, in each batch of steps."""
-    v_shaped, total = np.sum(lanes, axis=0).tolist()
-    return bool(2 * v_shaped > total)
+def row_hash(values: Int32s) -> npt.NDArray[np.uint64]:
+    """A 64-bit hash per row, [rows]."""
+    # Weights of splitmix64: importing numpy.random takes longer than hashing all rows.
+    weights = np.arange(1, values.shape[1] + 1, dtype=np.uint64) * np.uint64(_MIX)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        weights = (weights ^ (weights >> np.uint64(shift))) * np.uint64(factor)
+    return values.astype(np.uint64) @ ((weights ^ (weights >> np.uint64(31))) | np.uint64(1))
 
 
-def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
-    """The number of lanes in that order, and of all that can tell."""
-    layout = trace.layout
-    first, forward = pl.col("pp_rank") == 0, pl.col("kind") == OpKind.FORWARD_COMPUTE
-    lanes = (
-        trace.of_stages((0, layout.pp - 1))
-        .filter(
-            pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]),
-            pl.col("chunk") % 2 == 1,
-        )
-        .group_by("step", "dp_rank", "pp_rank", "kind")
-        .agg(pl.len().alias("count"), longer=pl.when(first != forward).then("start").otherwise(-pl.col("start")).sum())
-        .group_by("step", "dp_rank")
-        .agg(pl.len(), pl.col("count").n_unique(), pl.col("longer").sum())  # on the first stage than on the last
-        .filter(len=4, count=1)  # the same microbatches on both
-    )
-    return int((lanes["longer"] < 0).sum()), lanes.height
+def by_value(keys: npt.NDArray[np.uint64], items: Ints) -> list[Ints]:
+    """`items` split by equal key, groups in order of first appearance, items in order."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return [items[inverse == number] for number in np.argsort(first, kind="stable")]
+
+
+def _stream_ranges(by_stage: Int32s) -> tuple[Ints, Ints]:
+    """Row ranges to merge by start: bounds [ranges, 2], and where each stream's ranges begin [streams + 1]."""
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    bounds, streams = [], [0]
+    for stage in range(len(by_stage)):
+        for kinds in (COMPUTE_STREAM, DP_STREAM):
+            present = [kind.code for kind in kinds if by_stage[stage, kind.code]]
+            if len(present) > 1:
+                bounds += [(end[stage, code] - by_stage[stage, code], end[stage, code]) for code in present]
+                streams.append(len(bounds))
+    return np.array(bounds, np.int64).reshape(-1, 2), np.array(streams, np.int64)
+
+
+def _mark(row: int) -> np.uint64:
+    """A 64-bit number that differs from row to row."""
+    return np.uint64((int(row) + 1) * _MIX % 2**64)
+
+
+def _hash_held_sends(placed: PlacedLanes, signature: npt.NDArray[np.uint64]) -> None:
+    """Add to each lane's signature whether a stage's last backward-send waited for its gradient reduction."""
+    by_stage = placed.by_stage
+    end = np.cumsum(by_stage.reshape(-1)).reshape(by_stage.shape)
+    for stage in range(len(by_stage)):
+        if by_stage[stage, OpKind.ALL_REDUCE.code] and by_stage[stage, BACKWARD.send.code]:
+            reduction, send = end[stage, OpKind.ALL_REDUCE.code] - 1, end[stage, BACKWARD.send.code] - 1
+            begin = placed.start[reduction]
+            held = is_held(placed.start[send], begin, begin + placed.duration[reduction])
+            signature += np.where(held, _mark(send), np.uint64(0))

@@ -10,13 +10,18 @@ states them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
+from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError
-from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, Layout, OpKind
 
 #: Kinds that run one after the other on a worker, in order of start. The last of them precedes the collectives and the
 #: optimizer at the end of the step.
@@ -55,6 +60,47 @@ FORWARD = Direction(OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_
 BACKWARD = Direction(OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV, -1)
 
 
+class LaneOps(Struct, frozen=True, eq=False):
+    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
+
+    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
+    receives were inferred from the computes and there are no sends; None if transfers were recorded. `virtual`: the
+    `virtual_stages` of the job.
+    """
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: Int32s
+    chunk: npt.NDArray[np.int16]
+    start: Floats
+    end: Floats
+    stream_order: Floats
+    stages: int
+    virtual: Ints
+    where: str
+    microbatch: Int32s | None = None
+
+
+class Structure(Struct, frozen=True, eq=False):
+    """Dependencies among the rows of a lane.
+
+    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
+    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number, which is the same in
+    every structure of the job; -1 for other rows, [rows]. `call`: sends and receives of one stage posted in one call
+    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own.
+    """
+
+    pp_rank: npt.NDArray[np.int16]
+    kind: npt.NDArray[np.uint8]
+    seq: Int32s
+    chunk: npt.NDArray[np.int16]
+    before: Ints
+    after: Ints
+    group: Ints
+    dp_key: Ints
+    call: Ints | None = None
+
+
 def build_structure(ops: LaneOps) -> Structure:
     """Apply the dependency rules to one lane. Raises GraphError for a send without its recv and the like."""
     builder = _Builder(ops)
@@ -69,19 +115,17 @@ def build_structure(ops: LaneOps) -> Structure:
         sends: dict[int, Ints] = {}
         recvs: dict[int, Ints] = {}
         for stage in range(ops.stages):
-            recvs |= builder.match_recvs(direction, stage)
-            sends |= builder.match_sends(direction, stage)
+            recvs |= builder.match(direction, stage, receiving=True)
+            sends |= builder.match(direction, stage, receiving=False)
         builder.pair(direction, sends, recvs)
     builder.join_stages()
-    before = np.concatenate(builder.before) if builder.before else np.empty(0, np.int64)
-    after = np.concatenate(builder.after) if builder.after else np.empty(0, np.int64)
     return Structure(
         pp_rank=ops.pp_rank,
         kind=ops.kind,
         seq=ops.seq,
         chunk=ops.chunk,
-        before=before,
-        after=after,
+        before=np.concatenate(builder.before),
+        after=np.concatenate(builder.after),
         group=builder.group,
         dp_key=_dp_keys(ops),
     )
@@ -109,10 +153,10 @@ def in_order_of_computes(transfers: Ints, virtual: Ints, of_computes: Ints) -> I
     return ordered
 
 
-def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> npt.NDArray[np.bool_]:
+def is_held(send_start: Floats, reduction_start: Floats, reduction_end: Floats) -> Bools:
     """True if a send was recorded after a reduction, not before or during it; times in seconds."""
     slack = np.minimum(HELD_SLACK_S, (reduction_end - reduction_start) / 2)
-    held: npt.NDArray[np.bool_] = send_start > reduction_end - slack
+    held: Bools = send_start > reduction_end - slack
     return held
 
 
@@ -212,50 +256,38 @@ class _Builder:
         chunk = self.ops.chunk[collective]
         return computes if chunk < 0 else computes[self.ops.chunk[computes] == chunk]
 
-    def match_recvs(self, direction: Direction, stage: int) -> dict[int, Ints]:
-        """Order recvs relative to the computes of their direction; returns those that pair with a send, by link."""
-        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.recv)
-        link = self._link(direction, stage, receiving=True)
-        inner, at_edge = link >= 0, stage == self._edge_stage(direction, receiving=True)
-        for idle in self._idle(direction, stage, receiving=True):
-            recvs = rows[: len(rows) - idle]
-            if len(recvs) == len(computes):
+    def match(self, direction: Direction, stage: int, *, receiving: bool) -> dict[int, Ints]:
+        """Order the recvs (or sends) of a stage relative to the computes of their direction; returns those that pair
+        with a transfer of another stage, by link.
+        """
+        kind = direction.recv if receiving else direction.send
+        computes, rows = self.rows(stage, direction.compute), self.rows(stage, kind)
+        link = self._link(direction, stage, receiving=receiving)
+        inner, at_edge = link >= 0, receiving and stage == self._edge_stage(direction, receiving=True)
+        for idle in self._idle(direction, stage, receiving=receiving):
+            transfers = rows[: len(rows) - idle] if receiving else rows[idle:]
+            if len(transfers) == len(computes):
                 matched = computes
-            elif at_edge and len(recvs) == len(computes) - 1:
+            elif at_edge and len(transfers) == len(computes) - 1:
                 matched = computes[1:]
-            elif len(recvs) == inner.sum():
+            elif len(transfers) == inner.sum():
                 matched = computes[inner]
             else:
                 continue
             if self._v_shaped:
-                recvs = in_order_of_computes(recvs, self._virtual(recvs), self._virtual(matched))
-            self.edge(recvs, matched)
-            previous = matched - 1
-            posted = previous >= (computes[0] if len(computes) else 0)
-            self.edge(previous[posted], recvs[posted])
-            return _by_link(recvs, link[matched - computes[:1]])
-        raise self._unmatched(direction.recv, rows, direction.compute, computes, stage)
-
-    def match_sends(self, direction: Direction, stage: int) -> dict[int, Ints]:
-        """Order sends after the computes of their direction; returns those that pair with a recv, by link."""
-        computes, rows = self.rows(stage, direction.compute), self.rows(stage, direction.send)
-        link = self._link(direction, stage, receiving=False)
-        inner = link >= 0
-        for idle in self._idle(direction, stage, receiving=False):
-            sends = rows[idle:]
-            if len(sends) == len(computes):
-                matched = computes
-            elif len(sends) == inner.sum():
-                matched = computes[inner]
+                transfers = in_order_of_computes(transfers, self._virtual(transfers), self._virtual(matched))
+            if receiving:
+                self.edge(transfers, matched)
+                previous = matched - 1
+                posted = previous >= (computes[0] if len(computes) else 0)
+                self.edge(previous[posted], transfers[posted])
             else:
-                continue
-            if self._v_shaped:
-                sends = in_order_of_computes(sends, self._virtual(sends), self._virtual(matched))
-            self.edge(matched, sends)
-            return _by_link(sends, link[matched - computes[:1]])
-        raise self._unmatched(direction.send, rows, direction.compute, computes, stage)
+                self.edge(matched, transfers)
+            of_link = link[matched - computes[:1]]
+            return {number: transfers[of_link == number] for number in np.unique(of_link).tolist() if number >= 0}
+        raise self._unmatched(kind, rows, direction.compute, computes, stage)
 
-    def add_inferred(self, direction: Direction, microbatch: npt.NDArray[np.int32]) -> None:
+    def add_inferred(self, direction: Direction, microbatch: Int32s) -> None:
         """Let each inferred receive wait for the compute whose result it brings, and a compute for its receive."""
         ops = self.ops
         virtual = self._virtual(np.arange(len(ops.kind)))
@@ -349,46 +381,45 @@ class _Builder:
         )
 
 
-def _by_link(rows: Ints, link: Ints) -> dict[int, Ints]:
-    return {number: rows[link == number] for number in np.unique(link).tolist() if number >= 0}
+def virtual_stages(layout: Layout, *, v_shaped: bool = False) -> Ints:
+    """The number of each virtual stage, [chunks, stages]. `v_shaped`: odd chunks run from the last stage on."""
+    number = np.arange(layout.vpp * layout.pp).reshape(layout.vpp, layout.pp)
+    if v_shaped:
+        number[1::2] = number[1::2, ::-1].copy()
+    return number
 
 
-class LaneOps(Struct, frozen=True, eq=False):
-    """The ops of one lane in row order, [rows] each; `start` and `end` in seconds; `where` opens error messages.
+def is_v_shaped(trace: Trace, whole: Whole = UNDIVIDED) -> bool:
+    """Whether most lanes compute in the order of a V-shaped pipeline.
 
-    `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
-    receives were inferred from the computes and there are no sends; None if transfers were recorded. `virtual`: the
-    `virtual_stages` of the job.
+    Between its forward and its backward, a microbatch passes all later parts of the model. So an odd chunk holds it
+    longer on the first stage if chunks wrap around, and longer on the last stage in a V. Each stage measures that by
+    its own clock.
     """
-
-    pp_rank: npt.NDArray[np.int16]
-    kind: npt.NDArray[np.uint8]
-    seq: npt.NDArray[np.int32]
-    chunk: npt.NDArray[np.int16]
-    start: Floats
-    end: Floats
-    stream_order: Floats
-    stages: int
-    virtual: Ints
-    where: str
-    microbatch: npt.NDArray[np.int32] | None = None
+    layout = trace.layout
+    return layout.pp > 1 and layout.vpp > 1 and whole.agreed(lambda: _v_shaped_lanes(trace), _most)
 
 
-class Structure(Struct, frozen=True, eq=False):
-    """Dependencies among the rows of a lane.
+def _most(lanes: Sequence[tuple[int, int]]) -> bool:
+    """Whether most lanes are V-shaped, given how many are, and how many there are, in each batch of steps."""
+    v_shaped, total = np.sum(lanes, axis=0).tolist()
+    return bool(2 * v_shaped > total)
 
-    `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
-    [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number, which is the same in
-    every structure of the job; -1 for other rows, [rows]. `call`: sends and receives of one stage posted in one call
-    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own.
-    """
 
-    pp_rank: npt.NDArray[np.int16]
-    kind: npt.NDArray[np.uint8]
-    seq: npt.NDArray[np.int32]
-    chunk: npt.NDArray[np.int16]
-    before: Ints
-    after: Ints
-    group: Ints
-    dp_key: Ints
-    call: Ints | None = None
+def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
+    """The number of lanes in that order, and of all that can tell."""
+    layout = trace.layout
+    first, forward = pl.col("pp_rank") == 0, pl.col("kind") == OpKind.FORWARD_COMPUTE
+    lanes = (
+        trace.of_stages((0, layout.pp - 1))
+        .filter(
+            pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]),
+            pl.col("chunk") % 2 == 1,
+        )
+        .group_by("step", "dp_rank", "pp_rank", "kind")
+        .agg(pl.len().alias("count"), longer=pl.when(first != forward).then("start").otherwise(-pl.col("start")).sum())
+        .group_by("step", "dp_rank")
+        .agg(pl.len(), pl.col("count").n_unique(), pl.col("longer").sum())  # on the first stage than on the last
+        .filter(len=4, count=1)  # the same microbatches on both
+    )
+    return int((lanes["longer"] < 0).sum()), lanes.height

@@ -1,6 +1,7 @@
 """The op graph: any job as ops, process groups and dependencies, stated rather than derived.
 
-In: a frame of ops (one row per op) and a frame of edges. Out: an `OpGraph`, validated once. It does not depend on
+In: a frame of ops (one row per op) and a frame of edges. Out: an `OpGraph`, validated once, and from it a
+`FoldedGraph`, laid out for replay: steps with the same ops and dependencies share a template. It does not depend on
 pipeline or data parallelism: ops have labels, ranks have coordinates on named axes, and a collective is one
 *rendezvous* of the ranks of one process group.
 """
@@ -90,7 +91,7 @@ class OpGraph:
     why: npt.NDArray[np.uint8]
     mesh: Mesh
     gaps: tuple[MissingMembers, ...] = ()
-    comparable: npt.NDArray[np.bool_] | None = None
+    comparable: Bools | None = None
 
     @classmethod
     def from_frames(
@@ -273,7 +274,7 @@ class _Reader:
         codes, _ = _numbered(names)
         return codes.astype(np.int64)
 
-    def comparable(self) -> npt.NDArray[np.bool_] | None:
+    def comparable(self) -> Bools | None:
         """Mask of the ops that have peers; None if all have."""
         if "comparable" not in self.ops.columns:
             return None

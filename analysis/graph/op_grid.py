@@ -11,13 +11,13 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.graph.compiled import GridPart
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.trace.model import KINDS, OpKind
 
 
@@ -31,15 +31,7 @@ class _Place(Struct, frozen=True, eq=False):
     slot: int
     rows: Ints
     lanes: Ints | slice
-    present: npt.NDArray[np.bool_] | None = None
-
-
-class GridPart(Struct, frozen=True, eq=False):
-    """Some ops of one block with a value for each, [ops, lanes]. `rows`: [ops], or [ops, lanes] if lanes differ."""
-
-    block: int
-    rows: Ints
-    values: Floats
+    present: Bools | None = None
 
 
 class OpGrid(Struct, frozen=True, eq=False):

@@ -1,17 +1,29 @@
-"""Dependencies that the recorded times of a pipeline show: when transfers are posted, hosts wait, and gathering ends.
+"""Dependencies that the recorded times of a pipeline show: posted receives, the order of hosts, and gathering.
 
-In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the rule
-that the job follows, and structures with its edges. Decisive ops vote: those that could have begun earlier.
+In: structures made by the rules of the published method, and recorded times of some of their lanes. Out: the rules that
+the job follows, and structures with their edges.
+
+Receives are posted ahead of their computes. When, is inferred from the times of the transfers: decisive ops vote, those
+that could have begun earlier.
+
+If the recording has the times at which hosts requested transfers and continued after them, nothing is inferred. A host
+does one thing at a time. Its computes and other work are in order anyway. It requests a transfer between two of them,
+and waits for it between two of them, at the same places in every step. A send that ended before its receive was
+requested was buffered: its sender did not wait for the receiver.
+
+In the published method, gathering the parameters of a chunk precedes the chunk's first forward. An optimizer that does
+not overlap gathering with the forwards waits for all of it. With virtual stages, a slow gathering of a later chunk then
+holds up the first forward, which is not a launch delay. The ops that could have begun before all was gathered vote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -129,12 +141,15 @@ def in_most_lanes(counts: Ints) -> Ints:
     return usual
 
 
-def chain(first: int, following: Mapping[int, int], among: Bools) -> Iterator[int]:
-    """`first` and the rows after it, as long as they are `among` them."""
-    row: int | None = first
-    while row is not None and among[row]:
-        yield row
-        row = following.get(row)
+def _in_order(structure: Structure, members: Bools) -> list[int]:
+    """Some rows in the order of the edges among them; none unless one of them precedes all others."""
+    inside = members[structure.before] & members[structure.after]
+    following = dict(zip(structure.before[inside].tolist(), structure.after[inside].tolist(), strict=True))
+    first = np.setdiff1d(np.flatnonzero(members), structure.after[inside])
+    rows: list[int] = first.tolist() if len(first) == 1 else []
+    while rows and rows[-1] in following:
+        rows.append(following[rows[-1]])
+    return rows
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
@@ -295,13 +310,9 @@ class _PostingStage:
 
     def _host_work(self) -> Iterator[tuple[int, int]]:
         """Other rows in the stream of the computes, each with the number of computes before it."""
-        structure = self.structure
-        stream = np.isin(structure.kind, STREAM) & (structure.pp_rank == structure.pp_rank[self.stream[0]])
-        chained = stream[structure.before] & stream[structure.after]
-        following = dict(zip(structure.before[chained].tolist(), structure.after[chained].tolist(), strict=True))
-        first = int(np.setdiff1d(np.flatnonzero(stream), structure.after[chained])[0])
-        place = 0
-        for row in chain(first, following, stream):
+        structure, place = self.structure, 0
+        of_stage = structure.pp_rank == structure.pp_rank[self.stream[0]]
+        for row in _in_order(structure, of_stage & np.isin(structure.kind, STREAM)):
             if structure.kind[row] in _COMPUTES:
                 place += 1
             else:
@@ -327,7 +338,7 @@ class _PostingStage:
         return tuple(zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True))
 
 
-def _votes(start: Floats, ready: Floats, bound: Floats, where: npt.NDArray[np.bool_] | bool = True) -> Floats:
+def _votes(start: Floats, ready: Floats, bound: Floats, where: Bools | bool = True) -> Floats:
     """Of the ops for which `bound` ended after `ready`: the number that began nearer to `bound`, and their total
     number.
     """
@@ -346,12 +357,14 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
     """
     structure = lanes.structure
     transfers = np.flatnonzero(np.isin(structure.kind, _TRANSFERS))
-    if lanes.posted is None or lanes.resumed is None or not len(transfers):
+    posted, resumed = lanes.posted, lanes.resumed
+    if posted is None or resumed is None or not len(transfers):
         return None
-    if np.isnan(lanes.posted[transfers]).any() or np.isnan(lanes.resumed[transfers]).any():
+    if np.isnan(posted[transfers]).any() or np.isnan(resumed[transfers]).any():
         return None
     recorded = np.logical_not(_inferred(structure))
-    edges = [edge for stage in np.unique(structure.pp_rank[transfers]) for edge in _edges(lanes, int(stage))]
+    stages = np.unique(structure.pp_rank[transfers]).tolist()
+    edges = [edge for stage in stages for edge in _edges(lanes, posted, resumed, stage)]
     before, after = zip(*edges, strict=True) if edges else ((), ())
     return replace(
         structure,
@@ -360,7 +373,7 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
     )
 
 
-def _inferred(structure: Structure) -> np.ndarray:
+def _inferred(structure: Structure) -> Bools:
     """Edges that place the host's request for a transfer, [edges]: those from computes, except from the compute whose
     result is sent.
     """
@@ -369,22 +382,17 @@ def _inferred(structure: Structure) -> np.ndarray:
     for way in (FORWARD, BACKWARD):
         requested |= after == way.recv.code
         requested |= (after == way.send.code) & (before != way.compute.code)
-    computes = (FORWARD.compute.code, BACKWARD.compute.code)
-    inferred: np.ndarray = requested & np.isin(before, computes)
-    return inferred
+    return np.asarray(requested & np.isin(before, _COMPUTES))
 
 
-def _edges(lanes: RecordedLanes, stage: int) -> Iterator[tuple[int, int]]:
+def _edges(lanes: RecordedLanes, posted: Floats, resumed: Floats, stage: int) -> Iterator[tuple[int, int]]:
     """The edges (before, after) of one stage's host."""
-    assert lanes.posted is not None, "checked by the caller"
-    assert lanes.resumed is not None, "checked by the caller"
     structure = lanes.structure
-    of_stage = structure.pp_rank == stage
-    transfers = np.flatnonzero(of_stage & np.isin(structure.kind, _TRANSFERS))
+    transfers = np.flatnonzero((structure.pp_rank == stage) & np.isin(structure.kind, _TRANSFERS))
     host = _host(lanes, stage)
-    posted, resumed = lanes.posted[transfers], lanes.resumed[transfers]
+    waited = [not _buffered(structure, posted, resumed, row) for row in transfers.tolist()]
+    posted, resumed = posted[transfers], resumed[transfers]
     asked_at, resumed_at = (in_most_lanes(lanes.done_before(host, times)) for times in (posted, resumed))
-    waited = [not _buffered(lanes, int(row)) for row in transfers]
     for number, row in enumerate(transfers.tolist()):
         if asked_at[number] > 0:
             yield int(host[asked_at[number] - 1]), row
@@ -406,15 +414,12 @@ def _host(lanes: RecordedLanes, stage: int) -> Ints:
     return np.concatenate([stream, np.array(tail[:1], np.int64)])
 
 
-def _buffered(lanes: RecordedLanes, row: int) -> bool:
+def _buffered(structure: Structure, posted: Floats, resumed: Floats, row: int) -> bool:
     """True if a send ended in some lanes before its receive was requested."""
-    assert lanes.posted is not None, "checked by the caller"
-    assert lanes.resumed is not None, "checked by the caller"
-    structure = lanes.structure
     if structure.kind[row] not in SENDS:
         return False
     (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
-    met = lanes.resumed[row] >= lanes.posted[recv]
+    met = resumed[row] >= posted[recv]
     return bool(met.mean() < OBEYED_SHARE)
 
 
@@ -468,23 +473,12 @@ def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Str
 
 def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]:
     """The host work before the first compute of each stage, and the gatherings there, each in order."""
-    kind, before, after = structure.kind, structure.before, structure.after
-    work = np.isin(kind, [host.code for host in HOST_KINDS])
-    computes = np.isin(kind, (FORWARD.compute.code, BACKWARD.compute.code))
-    gathering = kind == OpKind.PARAMS_ALL_GATHER.code
-    in_stream = (work | computes)[before] & (work | computes)[after]
-    next_work = dict(zip(before[in_stream].tolist(), after[in_stream].tolist(), strict=True))
-    of_gathers = gathering[before] & gathering[after]
-    next_gather = dict(zip(before[of_gathers].tolist(), after[of_gathers].tolist(), strict=True))
+    gathering = structure.kind == OpKind.PARAMS_ALL_GATHER.code
     for stage in np.unique(structure.pp_rank[gathering]):
         of_stage = structure.pp_rank == stage
-        first_work = np.setdiff1d(np.flatnonzero(of_stage & work), after[in_stream])
-        first_gather = np.setdiff1d(np.flatnonzero(of_stage & gathering), after[of_gathers])
-        if len(first_work) == 1 and len(first_gather) == 1:
-            yield (
-                list(chain(int(first_work[0]), next_work, work)),
-                list(chain(int(first_gather[0]), next_gather, gathering)),
-            )
+        stream = _in_order(structure, of_stage & np.isin(structure.kind, STREAM))
+        works = takewhile(lambda row: structure.kind[row] not in _COMPUTES, stream)
+        yield list(works), _in_order(structure, of_stage & gathering)
 
 
 def with_gathers_first(structure: Structure) -> Structure:
@@ -497,7 +491,7 @@ def with_gathers_first(structure: Structure) -> Structure:
 
 def _first_computes(structure: Structure) -> Iterator[tuple[int, Ints]]:
     """The first compute of each stage that waits for only some gatherings, and the other gatherings."""
-    computes = np.isin(structure.kind, (FORWARD.compute.code, BACKWARD.compute.code))
+    computes = np.isin(structure.kind, _COMPUTES)
     gathering = structure.kind == OpKind.PARAMS_ALL_GATHER.code
     of_computes = computes[structure.before] & computes[structure.after]
     behind_a_compute = np.zeros(len(computes), np.bool_)

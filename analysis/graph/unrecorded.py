@@ -1,6 +1,6 @@
 """Ops that nobody recorded: members of collectives, added from their peers, and transfers, inferred from computes.
 
-In: a trace. Out: `MissingOps` and the trace with them; and the trace with a receive before each compute that needs
+In: a trace. Out: its `missing_ops` and the trace with them; and the trace with a receive before each compute that needs
 the result of another stage, if the pipeline has no send or receive. Such a receive begins when that result is
 there. If the stage had nothing else to do by then, it waited for the transfer, which took until the compute began.
 Any other transfer takes the median of those that its stage waited for, at most as long as it could.
@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
-from msgspec.structs import astuple
 
 from tracekit.analysis.graph.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, Direction
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.base.errors import GraphError
 from tracekit.base.text import short
@@ -32,6 +30,10 @@ SHARED = (
     OpKind.EMBEDDING_GRADS_ALL_REDUCE,
     OpKind.OPTIMIZER_CLIP_MAIN_GRAD,
 )
+_LINK = ["kind", "pp_rank", "sender"]
+_STAGE = ("step", "dp_rank", "pp_rank")
+_MISSING = {"step": pl.Int32, "dp_rank": pl.Int32, "pp_rank": pl.Int16, "kind": pl.UInt8, "seq": pl.Int32}
+_START, _END = pl.col("start"), pl.col("start") + pl.col("duration")
 
 
 class Gap(Struct, frozen=True):
@@ -50,50 +52,16 @@ class Gap(Struct, frozen=True):
         return len(self.steps)
 
 
-class MissingOps(Struct, frozen=True, eq=False):
-    """Ops to add, [ops] each: step number, worker, kind code and seq."""
+def missing_ops(counts: Int32s, lanes: Ints, steps: Int32s, dp_ranks: Int32s, stages: int) -> pl.DataFrame:
+    """The ops missing from `lanes`: step, dp_rank, pp_rank, the code of the kind, and seq.
 
-    step: npt.NDArray[np.int32]
-    dp_rank: npt.NDArray[np.int32]
-    pp_rank: npt.NDArray[np.int16]
-    kind: npt.NDArray[np.uint8]
-    seq: npt.NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    @classmethod
-    def joined(cls, parts: Sequence[MissingOps]) -> MissingOps:
-        """Those of several batches of steps."""
-        return cls(*map(np.concatenate, zip(*map(astuple, parts), strict=True)))
-
-    def gaps(self) -> tuple[Gap, ...]:
-        """The missing ops by worker and kind."""
-        steps: dict[tuple[int, int, int], list[int]] = {}
-        for kind, dp_rank, pp_rank, step in zip(self.kind, self.dp_rank, self.pp_rank, self.step, strict=True):
-            steps.setdefault((int(kind), int(dp_rank), int(pp_rank)), []).append(int(step))
-        return tuple(
-            Gap(KINDS[kind], Worker(dp_rank, pp_rank), tuple(sorted(where)))
-            for (kind, dp_rank, pp_rank), where in sorted(steps.items())
-        )
-
-
-def missing_ops(
-    counts: npt.NDArray[np.int32],
-    lanes: npt.NDArray[np.int64],
-    steps: npt.NDArray[np.int32],
-    dp_ranks: npt.NDArray[np.int32],
-    stages: int,
-) -> MissingOps:
-    """The ops missing from `lanes`. `counts`: ops of each lane, [steps x dp_ranks, stages x kinds].
-
-    `steps`, `dp_ranks`: the numbers of the steps and DP ranks in `counts`.
+    `counts`: ops of each lane, [steps x dp_ranks, stages x kinds]. `steps`, `dp_ranks`: their numbers.
     """
     by_lane = counts.reshape(len(steps), len(dp_ranks), stages, len(KINDS))
     complete = np.zeros(len(counts), np.bool_)
     complete[lanes] = True
     in_step = complete.reshape(len(steps), len(dp_ranks))
-    rows: list[npt.NDArray[np.int64]] = []
+    rows: list[Ints] = []
     for kind in SHARED:
         count = by_lane[:, :, :, kind.code]
         if not count.any():
@@ -109,13 +77,14 @@ def missing_ops(
         step, dp_index, stage = cells[cell].T
         rows.append(np.stack([steps[step], dp_ranks[dp_index], stage, np.full(len(cell), kind.code), seq], axis=1))
     table = np.concatenate(rows) if rows else np.empty((0, 5), np.int64)
-    return MissingOps(
-        step=table[:, 0].astype(np.int32),
-        dp_rank=table[:, 1].astype(np.int32),
-        pp_rank=table[:, 2].astype(np.int16),
-        kind=table[:, 3].astype(np.uint8),
-        seq=table[:, 4].astype(np.int32),
-    )
+    return pl.DataFrame(table, list(_MISSING)).cast(pl.Schema(_MISSING))
+
+
+def gaps_of(missing: pl.DataFrame) -> tuple[Gap, ...]:
+    """The `missing_ops` by worker and kind."""
+    key = "kind", "dp_rank", "pp_rank"
+    rows = missing.group_by(key).agg(pl.col("step").sort()).sort(key).rows()
+    return tuple(Gap(KINDS[kind], Worker(dp_rank, pp_rank), tuple(steps)) for kind, dp_rank, pp_rank, steps in rows)
 
 
 def _joined_stages(kind: OpKind, stages: int) -> list[int]:
@@ -125,20 +94,11 @@ def _joined_stages(kind: OpKind, stages: int) -> list[int]:
     return [0, stages - 1] if kind is OpKind.EMBEDDING_GRADS_ALL_REDUCE else [0]
 
 
-def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
-    """The trace with `missing` added; each op begins and ends at the median times of the same op on its peers."""
+def with_missing_ops(trace: Trace, missing: pl.DataFrame) -> Trace:
+    """The trace with its `missing_ops`; each begins and ends at the median times of the same op on its peers."""
     rank_of = trace.worker_ranks()
-    workers = [Worker(int(dp), int(pp)) for dp, pp in zip(missing.dp_rank, missing.pp_rank, strict=True)]
-    wanted = pl.DataFrame(
-        {
-            "step": missing.step,
-            "rank": pl.Series([rank_of[worker] for worker in workers], dtype=pl.Int32),
-            "dp_rank": missing.dp_rank,
-            "pp_rank": missing.pp_rank,
-            "kind": pl.Series(missing.kind).cat.to(KIND_TYPE),
-            "seq": missing.seq,
-        }
-    )
+    ranks = [rank_of[Worker(*place)] for place in missing.select("dp_rank", "pp_rank").rows()]
+    wanted = missing.with_columns(rank=pl.Series(ranks, dtype=pl.Int32), kind=missing["kind"].cat.to(KIND_TYPE))
     times = pl.col("start").median(), (pl.col("start") + pl.col("duration")).median().alias("end")
     shared = trace.ops.filter(pl.col("kind").is_in([str(kind) for kind in SHARED]))
     key = ["step", "kind", "seq"]
@@ -156,26 +116,6 @@ def with_missing_ops(trace: Trace, missing: MissingOps) -> Trace:
     put_in = filled.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     ops = pl.concat([trace.ops, put_in], how="diagonal")
     return Trace(ops.rechunk(), trace.layout, trace.name, trace.step_starts, trace.metadata)
-
-
-def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
-    """The gaps as a phrase: the ops and their workers, how many, in how many steps."""
-    by_kind: dict[OpKind, list[Gap]] = {}
-    for gap in gaps:
-        by_kind.setdefault(gap.kind, []).append(gap)
-    parts = []
-    for kind, of_kind in by_kind.items():
-        workers = [str(gap.worker) for gap in of_kind]
-        named = ", ".join(workers[:most]) + (f" and {len(workers) - most} more" if len(workers) > most else "")
-        steps = len({step for gap in of_kind for step in gap.steps})
-        ops = sum(gap.ops for gap in of_kind)
-        parts.append(f"{ops:,} {kind} of worker{'s' if len(workers) > 1 else ''} {named} in {steps:,} steps")
-    return "; ".join(parts)
-
-
-_LINK = ["kind", "pp_rank", "sender"]
-_STAGE = ("step", "dp_rank", "pp_rank")
-_START, _END = pl.col("start"), pl.col("start") + pl.col("duration")
 
 
 def with_inferred_transfers(trace: Trace, virtual: Ints, whole: Whole = UNDIVIDED) -> Trace:

@@ -26,8 +26,7 @@ from tracekit.analysis.graph.op_rules import op_graph
 from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, op_edits
-from tracekit.analysis.replay.costs import measure_op_durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tracekit.analysis.job.job import Job, PathLike
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import short
 from tracekit.trace.model import TraceKind

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
 

@@ -29,9 +29,9 @@ from tracekit.analysis.job.build import SourceFigures, build
 from tracekit.analysis.job.job import Analysis, ReportOptions
 from tracekit.analysis.job.pipeline_tables import WorkerLanes, rows_of_pipeline
 from tracekit.analysis.numeric.arrays import number
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
-from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay.pipeline_costs import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
 from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.questions import Bubbles, ByLabel, Experts, Question, label_table, question_table
@@ -206,8 +206,8 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
             "bubbles": bubbles,
             **({} if loads is None else {"experts": loads}),
             **({"gpus": self.on_gpus} if self.on_gpus else {}),
-            "m_w": number(attribution.m_w.removal),
-            "m_s": number(attribution.m_s.removal),
+            "m_w": number(attribution.m_w),
+            "m_s": number(attribution.m_s),
             "slowest_workers": list(attribution.slowest_workers),
             **rows_of_pipeline(attribution, self.ranks, self.hosts),
         }

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tracekit.analysis.attribution.attribution import gaps_text
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.graph.unrecorded import gaps_text
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.base.text import listed, seconds
 
 if TYPE_CHECKING:

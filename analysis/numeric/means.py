@@ -2,8 +2,8 @@
 
 In: series over the steps, one or several at once. Out: their differences with intervals that hold for all of them
 together, from a bootstrap over blocks of steps, and margins of single means and of their ratios, from the same blocks.
-Steps resemble their neighbours, so single steps cannot be drawn.
-Several runs before show how far runs differ from each other, too.
+Steps resemble their neighbours, so single steps cannot be drawn. Several runs before show how far runs differ from each
+other, too. Intervals of few degrees of freedom are those of Student's t distribution.
 """
 
 from __future__ import annotations

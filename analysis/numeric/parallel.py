@@ -1,7 +1,12 @@
-"""Work on large arrays on all cores.
+"""Work in parts: on all cores, or on some steps of a job in each process.
 
-In: functions that spend their time in numpy or in compiled kernels, both of which release the GIL. Out: the results
-that they give one after the other.
+Functions that spend their time in numpy or in compiled kernels release the GIL, so `each` runs them side by side.
+
+A process may hold only some steps of a job. The usual costs, the rules that receives follow and the clocks are
+properties of the job, everything else is one of a step. Code that needs such a property asks a `Whole` for it, in the
+same order whichever steps it has. If all steps are here, the answer follows at once. If others are elsewhere, `Asked`
+ends the work; once all of them have asked the same, whoever holds their parts merges them and starts the work anew,
+with the answer.
 """
 
 from __future__ import annotations
@@ -17,18 +22,20 @@ from typing import Any, TypeVar
 Part = TypeVar("Part")
 First = TypeVar("First")
 Second = TypeVar("Second")
+Answer = TypeVar("Answer")
+Name = TypeVar("Name", bound=Hashable)
 
 #: Below this many numbers, threads cost more than they save.
 WORTH_THREADS = 1_000_000
 
-_here = threading.local()
+_of_thread = threading.local()
 
 
 def each(
     run: Callable[[Part], object], parts: Sequence[Part], *, numbers: int = WORTH_THREADS, threads: int | None = None
 ) -> None:
     """Call `run` with every part, on as many threads as there are cores; on one if there are few numbers to read."""
-    inside = getattr(_here, "inside", False)  # else a thread of the pool would wait for its own pool for ever
+    inside = getattr(_of_thread, "inside", False)  # else a thread of the pool would wait for its own pool for ever
     alone = len(parts) == 1 or inside or numbers < WORTH_THREADS
     workers = 1 if alone else threads or os.cpu_count() or 1
     if workers == 1:
@@ -59,15 +66,12 @@ def slices(length: int, numbers: int) -> list[slice]:
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(workers, thread_name_prefix="arrays", initializer=lambda: setattr(_here, "inside", True))
+    return ThreadPoolExecutor(
+        workers, thread_name_prefix="arrays", initializer=lambda: setattr(_of_thread, "inside", True)
+    )
 
 
 os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stay with the parent
-
-
-Contribution = TypeVar("Contribution")
-Answer = TypeVar("Answer")
-Name = TypeVar("Name", bound=Hashable)
 
 
 class Whole:
@@ -76,7 +80,7 @@ class Whole:
     #: Whether other steps of the job are elsewhere.
     divided = False
 
-    def agreed(self, part: Callable[[], Contribution], merge: Callable[[Sequence[Contribution]], Answer]) -> Answer:
+    def agreed(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
         """What `merge` makes of the `part` of each batch of steps, in the order of the steps."""
         return merge([part()])
 
@@ -103,7 +107,7 @@ class Divided(Whole):
     def __init__(self, answers: Sequence[Any], asked: int = 0) -> None:
         self.answers, self.asked = answers, asked
 
-    def agreed(self, part: Callable[[], Contribution], merge: Callable[[Sequence[Contribution]], Answer]) -> Answer:
+    def agreed(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
         """The next of the answers. Raises `Asked` if it is not known yet."""
         if self.asked == len(self.answers):
             raise Asked(part(), merge)
@@ -112,9 +116,9 @@ class Divided(Whole):
         return answer
 
 
-def by_name(parts: Sequence[Mapping[Name, Contribution]]) -> dict[Name, list[Contribution]]:
+def by_name(parts: Sequence[Mapping[Name, Part]]) -> dict[Name, list[Part]]:
     """The values of each name in the parts that have it, in their order."""
-    grouped: dict[Name, list[Contribution]] = {}
+    grouped: dict[Name, list[Part]] = {}
     for part in parts:
         for name, value in part.items():
             grouped.setdefault(name, []).append(value)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Ints
 
 #: Ratio of the standard deviation to the median absolute deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
@@ -94,7 +94,7 @@ def _flat(values: Floats, axes: tuple[int, ...]) -> Floats:
     return moved.reshape(*moved.shape[:kept_axes], prod(moved.shape[kept_axes:]))
 
 
-def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, np.ndarray]:
+def _sorted(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Ints]:
     """Values in ascending order over `axes` (made the last axis), nan at the end; the number of values not nan, [...,
     1].
     """

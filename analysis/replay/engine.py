@@ -1,6 +1,13 @@
 """A pipeline job ready to be replayed with any costs.
 
 In: a `Trace`. Out: a `JobReplay`, of a graph with corrected clocks.
+
+A recorded step begins when its last worker begins it. If the stages of a pipeline end a step one after the other, the
+early ones have begun the next step by then, in every step. A replay in which all workers began at once would take
+longer than the recording. A stage that ends a step earlier in a scenario also begins the next one earlier in it: its
+lead over the last stage changes with the lead with which it ended the previous step. The same holds for the DP ranks of
+a stage: while one of them still updates its weights, the others are in their next forward. So ops that wait for nothing
+begin as early as they usually did (`with_early_beginnings`), or would in a scenario (`EarlyBeginnings`).
 """
 
 from __future__ import annotations
@@ -15,21 +22,29 @@ from msgspec.structs import replace
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.graph.lanes import JobLanes, Lanes, StructureKey
-from tracekit.analysis.graph.posting import PUBLISHED
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.clocks import Clocks, measure_clocks, with_clocks_set
-from tracekit.analysis.replay.costs import keeps_delay, measure_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
-from tracekit.analysis.replay.ideal import ideal_rows
 from tracekit.analysis.replay.kernel import Costs, LanesToReplay, replay_timelines
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay.pipeline_costs import ideal_rows, keeps_delay, measure_durations
 from tracekit.base.errors import GraphError, SelectionError
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, P2P, OpKind
 
 #: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
 ENOUGH_STEPS = 3
+#: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
+MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
+#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
+MOST_TURNS, SETTLED_SHARE = 8, 1e-4
+#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
+SMALLEST_SHARE = 5e-3
+_IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
+#: A block with the cost, the launch delay and the ideal of its ops.
+_Part = tuple[Block, Floats, Floats, Floats]
+_Begins = tuple[Mapping[StructureKey, Floats], Floats, Floats]
 
 
 class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
@@ -75,15 +90,10 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         none = np.zeros(len(self.graph.steps))
         return none if self.stalled_s is None else self.stalled_s, none if self.overlap_s is None else self.overlap_s
 
-    def graph_begun(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> DependencyGraph:
-        """The graph whose stages begin a step as early as they would with these costs. `sampled`: those of the
-        `sampled` steps.
-        """
+    def begun(self, costs: Sequence[Costs]) -> JobReplay:
+        """See `GraphReplay.begun`."""
         early = self._early_beginnings
-        if early is None:
-            return self.graph
-        assert (self.sampled is None) == (not sampled), "some steps do not show when the stages of others begin"
-        return early.as_ended(sampled or costs, self.graph)
+        return self if early is None else replace(self, graph=early.as_ended(costs, self.graph))
 
     def sampled_from(self, whole: Whole) -> JobReplay:
         """The same job, if it is some steps of `whole`, with `sampled` steps of all of it."""
@@ -102,12 +112,9 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return EarlyBeginnings.of(self.sampled.graph, self.sampled.graph.steps)
         return EarlyBeginnings.of(self.graph, sampled_steps(self.graph.steps, self.graph.ops))
 
-    def _with_delays(self) -> Floats:
-        return self.step_times(self.recorded_costs(), () if self.sampled is None else self.sampled.recorded_costs())
-
-    def lanes(self, costs: Sequence[Costs], sampled: Sequence[Costs] = ()) -> list[LanesToReplay]:
+    def lanes(self, costs: Sequence[Costs]) -> list[LanesToReplay]:
         """See `GraphReplay.lanes`."""
-        return with_beginnings(self.graph_begun(costs, sampled), costs)
+        return with_beginnings(self.graph, costs)
 
     def with_ideals(self, method: Method) -> JobReplay:
         """The same job with the ideal costs of that method."""
@@ -158,10 +165,6 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         )
 
 
-#: A block with the cost, the launch delay and the ideal of its ops.
-_Part = tuple[Block, Floats, Floats, Floats]
-
-
 def _joined_samples(samples: Sequence[tuple[Int32s, Sequence[_Part]]]) -> tuple[Int32s, list[_Part]]:
     """The sampled steps of all batches of a job, and each of its blocks, even without lanes."""
     first: dict[StructureKey, Block] = {}
@@ -206,22 +209,22 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
         SelectionError for what only a job in one piece can answer. `lanes`: those of the trace, which then may be an
         outline; `reread`: reads all of it.
         """
-        posting = PUBLISHED if method is Method.PUBLISHED else None
+        infer = method is not Method.PUBLISHED
         cut: tuple[int, ...] = ()
         try:
-            graph = DependencyGraph.from_trace(trace, posting=posting, whole=whole, lanes=lanes)
+            graph = DependencyGraph.from_trace(trace, infer=infer, whole=whole, lanes=lanes)
         except GraphError:
             cut = cut_steps(trace)
             if whole.divided or not 0 < len(cut) < len(trace.steps):
                 raise
             trace = trace.without_steps(cut)
-            graph = DependencyGraph.from_trace(trace, posting=posting)
-        if method is Method.PUBLISHED:
+            graph = DependencyGraph.from_trace(trace, infer=infer)
+        if not infer:
             return cls(graph, Clocks.right(graph), method, cut, whole=whole)
         left_out = incomplete_steps(graph.job)
         if left_out:
             trace = trace.without_steps(left_out)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None), dropped_lanes=graph.dropped_lanes)
+            graph = replace(DependencyGraph.from_trace(trace, infer=True), dropped_lanes=graph.dropped_lanes)
         dropped = graph.dropped_lanes
         left_out = tuple(sorted((*cut, *left_out)))
         clocks = measure_clocks(graph, trace.step_starts, whole)
@@ -230,14 +233,14 @@ class JobGraph(Struct, frozen=True, eq=False, dict=True):
             clocks = Clocks.correct(graph.steps, clocks.linked)
         if clocks.any_off:
             trace = with_clocks_set(reread() if reread else trace, graph, clocks)
-            graph = replace(DependencyGraph.from_trace(trace, posting=None, whole=whole), dropped_lanes=dropped)
+            graph = replace(DependencyGraph.from_trace(trace, infer=True, whole=whole), dropped_lanes=dropped)
         graph = with_early_beginnings(graph, whole)
         if not graph.gaps:
             return cls(graph, clocks, method, left_out, whole=whole)
         # A missing member ends when its peers did, by the corrected clocks.
         if reread and not clocks.any_off:
             trace = reread()
-        rebuilt = DependencyGraph.from_trace(trace, reconstruct=True, posting=None, whole=whole, lanes=graph.lanes)
+        rebuilt = DependencyGraph.from_trace(trace, reconstruct=True, infer=True, whole=whole, lanes=graph.lanes)
         rebuilt = with_early_beginnings(replace(rebuilt, dropped_lanes=dropped, gaps=graph.gaps), whole)
         return cls(rebuilt, clocks, method, left_out, as_recorded=graph, whole=whole)
 
@@ -274,15 +277,6 @@ def incomplete_steps(job: JobLanes) -> tuple[int, ...]:
     if complete.all() or complete.sum() < min(ENOUGH_STEPS, len(complete) / 2) or not complete.any():
         return ()
     return tuple(job.steps[~complete].tolist())
-
-
-#: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
-MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
-#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
-MOST_TURNS, SETTLED_SHARE = 8, 1e-4
-#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
-SMALLEST_SHARE = 5e-3
-_IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 
 
 def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> DependencyGraph:
@@ -440,9 +434,6 @@ def _before_last_s(times: Floats) -> Floats:
     before[~recorded.any(axis=2)] = 0.0
     median = np.median(before, axis=2) if recorded.all() else np.nanmedian(before, axis=2)
     return np.asarray(median - median.max(axis=1, keepdims=True))
-
-
-_Begins = tuple[Mapping[StructureKey, Floats], Floats, Floats]
 
 
 def _recorded_begins(graph: DependencyGraph) -> _Begins:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 
 #: Replay this many lanes together: their live end times fit into the second-level cache.
 LANES_AT_ONCE = 512
@@ -34,7 +33,7 @@ class Choices(Struct, frozen=True, eq=False):
     [rows, lanes]; other ops cost what the matrix says. `first`: the choice of the first replay.
     """
 
-    code: npt.NDArray[np.int32]
+    code: Int32s
     chosen: Floats
     first: int
 
@@ -109,7 +108,7 @@ class LanesToReplay(Struct, frozen=True, eq=False):
     """
 
     template: CompiledGraph
-    step: npt.NDArray[np.int32]
+    step: Int32s
     first_lane: Ints
     costs: Costs
 

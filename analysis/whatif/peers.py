@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.graph.compiled import Mask
+from tracekit.analysis.graph.compiled import GridPart, Mask
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.op_grid import GridPart
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, combinations, dense
-from tracekit.analysis.replay.ideal import OCCASIONAL, OCCASIONAL_BY_STAGE, fill_an_axis
+from tracekit.analysis.replay.graph_replay import fill_an_axis
+from tracekit.analysis.replay.pipeline_costs import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.whatif.interventions import SetParts
 from tracekit.trace.model import KINDS, OpKind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABCMeta, abstractmethod
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from tracekit.analysis.graph.compiled import (
     label_values,
     shown_values,
 )
-from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.base.errors import SelectionError
 from tracekit.base.limits import check_time, search
 from tracekit.base.text import did_you_mean
@@ -116,17 +116,6 @@ class Labelled(Selection, frozen=True):
             shown = shown_values(values)
             raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {shown}{meant}")
         return label.within(numbers) if numbers else label.where(self.values)
-
-
-class LabelledBetween(Selection, frozen=True):
-    """Ops whose label is a number from `first` to `last`, both included."""
-
-    label: str
-    first: int
-    last: int
-
-    def mask(self, context: Context) -> Mask:
-        return context.label(self.label).between(self.first, self.last)
 
 
 class LabelledLike(Selection, frozen=True):
@@ -235,7 +224,8 @@ def worker(*workers: Worker) -> Selection:
 
 def steps(first: int, last: int | None = None) -> Selection:
     """Ops of steps `first` to `last` (both included), or of one step."""
-    return LabelledBetween("step", first, first if last is None else last)
+    numbers = range(first, (first if last is None else last) + 1)
+    return Labelled("step", frozenset(), (numbers,)) if numbers else ~everything()
 
 
 def microbatch(*microbatches: int) -> Selection:
@@ -261,14 +251,20 @@ def all_of(selections: Iterable[Selection]) -> Selection:
     return parts[0]
 
 
+def block_masks(selection: Selection, graph: LabelledGraph, durations: Durations) -> Iterator[Mask]:
+    """The selected ops of each block; broadcasts to [rows, lanes]."""
+    remembered = dict[Hashable, Any]()
+    for number in range(len(graph.blocks)):
+        check_time()
+        yield selection.mask(Context(graph, durations, number, remembered))
+
+
 def masks_of(selection: Selection, graph: LabelledGraph, durations: Durations) -> list[Mask]:
     """The selected ops that exist, [rows, lanes] for each block."""
-    masks, remembered = [], dict[Hashable, Any]()
-    for number, block in enumerate(graph.blocks):
-        check_time()
-        mask = selection.mask(Context(graph, durations, number, remembered))
-        masks.append(np.broadcast_to(mask if block.present is None else mask & block.present, block.start.shape))
-    return masks
+    return [
+        np.broadcast_to(mask if block.present is None else mask & block.present, block.start.shape)
+        for block, mask in zip(graph.blocks, block_masks(selection, graph, durations), strict=True)
+    ]
 
 
 def count_selected(selection: Selection, graph: LabelledGraph, durations: Durations) -> int:

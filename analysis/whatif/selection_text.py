@@ -22,7 +22,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from tracekit.analysis.graph.compiled import MOST_SHOWN, LabelledGraph, label_values, shown_values
-from tracekit.analysis.replay.costs import Durations
+from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.base.errors import SelectionError

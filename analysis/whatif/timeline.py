@@ -1,6 +1,7 @@
-"""A replayed timeline as columns: when each op would have run.
+"""Ops of replays as tables: when each would have run, and what is different about those that cost more.
 
-In: a `JobReplay` and changes to it. Out: a polars frame with one row per op.
+In: `JobReplay`s and changes to them. Out: polars frames with one row per op; a ranked table of the labels that have
+more of the excess time of some ops than of that of all others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import polars as pl
 
 from tracekit.analysis.graph.dependency_graph import Block
 from tracekit.analysis.graph.lanes import NONE
-from tracekit.analysis.numeric.arrays import Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import Timeline
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, timelines
@@ -27,6 +28,11 @@ _COMPUTES_AND_TRANSFERS = (
     (OpKind.FORWARD_COMPUTE, OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
     (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
 )
+#: Ops that should take equally long.
+_PEERS = ("kind", "pp_rank", "chunk")
+LABELS = ("host", "rank", "GPU model", "stage", "DP rank", "op kind", "microbatch", "chunk", "tokens of the step")
+#: Ranges of tokens, each with as many ops.
+_RANGES_OF_TOKENS = 4
 
 
 def timeline_frame(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataFrame:
@@ -80,7 +86,7 @@ def compared_frame(replay: JobReplay) -> pl.DataFrame:
     )
 
 
-def _present(replay: JobReplay) -> npt.NDArray[np.bool_]:
+def _present(replay: JobReplay) -> Bools:
     """Mask of the ops that exist, in order of block, row and lane."""
     blocks = replay.graph.blocks
     return np.concatenate(
@@ -138,13 +144,6 @@ def _frame(replay: JobReplay, replayed: Sequence[Timeline]) -> pl.DataFrame:
     return pl.concat(frames).with_columns(
         pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in ("microbatch", "chunk")
     )
-
-
-#: Ops that should take equally long.
-_PEERS = ("kind", "pp_rank", "chunk")
-LABELS = ("host", "rank", "GPU model", "stage", "DP rank", "op kind", "microbatch", "chunk", "tokens of the step")
-#: Ranges of tokens, each with as many ops.
-_RANGES_OF_TOKENS = 4
 
 
 def labelled_ops(traces: Sequence[Trace]) -> pl.DataFrame:

@@ -11,29 +11,34 @@ import tracekit
 from tests.analysis.brute_force import FOLDER, JOBS, BruteForce
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.replay.engine import JobReplay
+from tracekit.analysis.whatif.interventions import addition, mean_step_time, removal
+from tracekit.analysis.whatif.selection import stage, worker
 from tracekit.trace.canonical import read_parquet
+
+Job = tuple[Attribution, dict[str, Any], JobReplay]
 
 
 @pytest.fixture(scope="module", params=JOBS)
-def job(request: pytest.FixtureRequest) -> tuple[Attribution, dict[str, Any]]:
+def job(request: pytest.FixtureRequest) -> Job:
     read = tracekit.load(FOLDER / f"{request.param}.parquet")
     assert isinstance(read, PipelineJob)
-    return read.attribution, json.loads((FOLDER / f"{request.param}.json").read_text())
+    return read.attribution, json.loads((FOLDER / f"{request.param}.json").read_text()), read.replay
 
 
 def close(value: float) -> Any:
     return pytest.approx(value, rel=1e-9, abs=1e-9)
 
 
-def test_step_times(job: tuple[Attribution, dict[str, Any]]) -> None:
-    found, stored = job
+def test_step_times(job: Job) -> None:
+    found, stored, _ = job
     for name in ("recorded", "original", "ideal"):
         times = getattr(found, name)
         assert {str(step): close(time) for step, time in zip(found.steps, times, strict=True)} == stored[name]
 
 
-def test_slowdowns(job: tuple[Attribution, dict[str, Any]]) -> None:
-    found, stored = job
+def test_slowdowns(job: Job) -> None:
+    found, stored, _ = job
     assert found.slowdown == close(stored["slowdown"])
     for ours, name in ((found.stage_slowdown, "by_stage"), (found.dp_rank_slowdown, "by_dp_rank")):
         assert {str(at): close(value) for at, value in enumerate(ours)} == stored[name]
@@ -47,10 +52,12 @@ def _cells(table: Any) -> list[tuple[tuple[int, int], float]]:
 
 
 @pytest.mark.parametrize("figure", ["m_w", "m_s"])
-def test_removal_and_addition(job: tuple[Attribution, dict[str, Any]], figure: str) -> None:
-    found, stored = job
-    ours = getattr(found, figure)
-    assert (ours.added_s, ours.removed_s) == (close(stored[figure]["added_s"]), close(stored[figure]["removed_s"]))
+def test_removal_and_addition(job: Job, figure: str) -> None:
+    found, stored, replay = job
+    chosen = {"m_w": worker(*found.slowest_workers), "m_s": stage(found.stages - 1)}[figure]
+    added_s, removed_s = (mean_step_time(replay, question(chosen)) for question in (addition, removal))
+    assert (added_s, removed_s) == (close(stored[figure]["added_s"]), close(stored[figure]["removed_s"]))
+    assert getattr(found, figure) == close((found.original_s - removed_s) / (found.original_s - found.ideal_s))
 
 
 def test_the_numbers_are_those_of_the_brute_force_today() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import tracekit
+from tracekit.analysis.whatif.interventions import addition, mean_step_time, removal
+from tracekit.analysis.whatif.selection import stage, worker
 
 #: They are not part of tracekit: a folder with trace-AR.parquet, meta-AR.yaml, result-AR.json and so on.
 REFERENCE = Path(os.environ.get("TRACEKIT_PUBLISHED", ""))
@@ -18,11 +20,11 @@ pytestmark = pytest.mark.published
 def job(request):
     name = request.param
     trace, layout = REFERENCE / f"trace-{name}.parquet", REFERENCE / f"meta-{name}.yaml"
-    report = tracekit.load(trace, layout=layout, method="published").whatif()
+    read = tracekit.load(trace, layout=layout, method="published")
     published = json.loads((REFERENCE / f"result-{name}.json").read_text())
     for figure in ("mw", "ms"):
         published[figure] = json.loads((REFERENCE / f"{figure}-{name}.json").read_text())
-    return report.attribution, published
+    return read.attribution, published, read.replay
 
 
 def close(value):
@@ -30,7 +32,7 @@ def close(value):
 
 
 def test_step_times(job):
-    found, published = job
+    found, published, _ = job
     for ours, theirs in (
         (found.recorded, "step_t_base"),
         (found.original, "step_t_nodelay"),
@@ -40,7 +42,7 @@ def test_step_times(job):
 
 
 def test_slowdowns(job):
-    found, published = job
+    found, published, _ = job
     assert found.slowdown == close(published["blocking_slowdown"])
     assert found.trust.discrepancy + 1 == close(published["launch_slowdown"])
     assert {name: close(value) for name, value in found.kind_slowdown.items()} == published[
@@ -53,23 +55,25 @@ def test_slowdowns(job):
 
 
 def test_per_step_slowdowns(job):
-    found, published = job
+    found, published, _ = job
     for at, step in enumerate(map(str, found.steps)):
-        assert found.step_slowdown[at] == close(published["blocking_step_slowdown"][step])
+        assert found.original[at] / found.ideal[at] == close(published["blocking_step_slowdown"][step])
         ideal = found.ideal[at]
         for name, value in published["blocking_decompose_by_optype_per_step"][step].items():
             assert found.by_kind[name][at] / ideal == close(value)
-        for stage, value in published["blocking_decompose_by_stage_per_step"][step].items():
-            assert found.by_stage[at, int(stage)] / ideal == close(value)
+        for number, value in published["blocking_decompose_by_stage_per_step"][step].items():
+            assert found.by_stage[at, int(number)] / ideal == close(value)
         for rank, value in published["blocking_decompose_by_dp_rank_per_step"][step].items():
             assert found.by_dp_rank[at, int(rank)] / ideal == close(value)
 
 
 @pytest.mark.parametrize("figure", ["mw", "ms"])
 def test_removal_and_addition(job, figure):
-    found, published = job
-    ours = {"mw": found.m_w, "ms": found.m_s}[figure]
+    found, published, replay = job
+    chosen = {"mw": worker(*found.slowest_workers), "ms": stage(found.stages - 1)}[figure]
+    removed_s, added_s = (mean_step_time(replay, question(chosen)) for question in (removal, addition))
     theirs = published[figure]
-    assert (ours.original_s, ours.ideal_s) == (close(theirs["tori"]), close(theirs["tideal"]))
-    assert (ours.removed_s, ours.added_s) == (close(theirs["trem"]), close(theirs["tadd"]))
-    assert (ours.removal, ours.addition) == (close(theirs["rem"]), close(theirs["add"]))
+    assert (found.original_s, found.ideal_s) == (close(theirs["tori"]), close(theirs["tideal"]))
+    assert (removed_s, added_s) == (close(theirs["trem"]), close(theirs["tadd"]))
+    assert {"mw": found.m_w, "ms": found.m_s}[figure] == close(theirs["rem"])
+    assert (added_s - found.ideal_s) / (found.original_s - found.ideal_s) == close(theirs["add"])

@@ -299,7 +299,7 @@ class TestCauses:
         found = attribute(JobReplay.from_trace(job((SlowWorker(dp_rank=2, pp_rank=1, factor=2),))))
         assert found.slowdown > 1.4
         assert np.unravel_index(found.worker_slowdown.argmax(), found.worker_slowdown.shape) == (2, 1)
-        assert found.m_w.removal > 0.9
+        assert found.m_w > 0.9
 
     def test_a_slow_host_slows_all_its_workers_and_no_other(self):
         trace = job((SlowHost(host=1, factor=2),), layout=Layout(dp=4, pp=4, tp=4))
@@ -314,14 +314,14 @@ class TestCauses:
     def test_a_slow_last_stage_explains_the_loss(self):
         found = attribute(JobReplay.from_trace(job((SlowLastStage(factor=1.6),))))
         assert found.stage_slowdown.argmax() == 3
-        assert found.m_s.removal > 0.9
+        assert found.m_s > 0.9
         assert found.slowdown > 1.15
 
     def test_long_sequences_slow_forward_and_backward_together(self):
         found = attribute(JobReplay.from_trace(job((SequenceLengthImbalance(quadratic_share=0.6),))))
         assert found.slowdown > 1.15
         assert all(r is not None and r > 0.97 for r in found.correlation.values())
-        assert found.m_s.removal < 0.5
+        assert found.m_s < 0.5
 
     def test_garbage_collection_touches_forwards_only_and_moves_about(self):
         found = attribute(JobReplay.from_trace(job((PythonGc(pause_s=0.3, rate=0.15),))))

@@ -329,7 +329,7 @@ def _in_batches(
     tell: Callable[[str], None],
 ) -> Analysis:
     """A job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
-    from tracekit.analysis.replay.method import Method
+    from tracekit.analysis.replay import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches
     from tracekit.trace.model import unit_of_time
 

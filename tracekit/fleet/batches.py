@@ -26,8 +26,8 @@ from msgspec import Struct, structs
 from tracekit.analysis.attribution.attribute import ReplayedSteps, joined
 from tracekit.analysis.graph.lanes import JobLanes, place_lanes
 from tracekit.analysis.numeric.parallel import Asked, Divided
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_steps
-from tracekit.analysis.replay.method import Method
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.base.stderr import advance
 from tracekit.fleet.tasks import BASE_BYTES, Batch, Executor, TaskOutcome

@@ -18,7 +18,7 @@ import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.gpu.gpu_times import GroupMatches
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.trace.model import Layout, OpKind, Worker
 
 #: The numbers of colours.

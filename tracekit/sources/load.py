@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.analysis.job.job import Job, PathLike
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay import Method
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.paths import Look
 from tracekit.sources.recognise import is_a, with_content

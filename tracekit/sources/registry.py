@@ -181,7 +181,7 @@ def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions]
 
     def read(paths: Sequence[Path], options: ReadOptions) -> Job:
         from tracekit.analysis.job.pipeline import PipelineJob
-        from tracekit.analysis.replay.method import Method
+        from tracekit.analysis.replay import Method
         from tracekit.collectors.importers.formats import one_error
 
         (path,) = paths

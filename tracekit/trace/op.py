@@ -1,7 +1,7 @@
 """The op trace: a job of any shape, one row per op, each with the ops that it waits for.
 
 In: a polars frame or a Parquet file that any tool can write (docs/traces.md). Out: `OpTrace`. Its values are checked
-when the graph is built (`analysis/graph/kineto.py`).
+when the graph is built (`analysis/graph/op_rules.py`).
 """
 
 from __future__ import annotations

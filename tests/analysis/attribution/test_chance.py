@@ -10,7 +10,7 @@ from judges.kinetosim import Job as RecordedJob
 from judges.kinetosim import Trouble
 from tests.analysis.small_jobs import of_steps
 from tests.handmade import run
-from tracekit.analysis.attribution.chance import Parts
+from tracekit.analysis.attribution.attribution import Parts
 from tracekit.analysis.diagnosis.diagnosis import NamedLoss
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob

@@ -13,9 +13,8 @@ from tests.handmade import slow_trace
 from tests.properties import examples
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph, fold
-from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, step_times
 from tracekit.trace.model import OpKind
 

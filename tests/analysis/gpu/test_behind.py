@@ -16,8 +16,7 @@ from tracekit.analysis.gpu.behind import saved_by_rank
 from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.graph.op_graph import OpGraph, fold
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.replay.costs import measure_op_durations
-from tracekit.analysis.replay.graph_replay import GraphReplay
+from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
 from tracekit.trace.op import OpTrace

@@ -13,8 +13,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.method import Method
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout, OpKind, Worker

@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.bubbles.simulated import gpipe, one_f_one_b, random_lanes, trace, v_shaped, zb_h1
 from tracekit.analysis.bubbles.bubbles import find_bubbles
-from tracekit.analysis.graph.lanes import virtual_stages
+from tracekit.analysis.graph.megatron import virtual_stages
 from tracekit.analysis.graph.unrecorded import with_inferred_transfers
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times

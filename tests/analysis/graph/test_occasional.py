@@ -13,10 +13,10 @@ from tracekit.analysis.evidence.pipeline_subject import with_step_delays
 from tracekit.analysis.graph import occasional
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import op_grid
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.clocks import Clocks
-from tracekit.analysis.replay.costs import measure_durations
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.method import Method
+from tracekit.analysis.replay.pipeline_costs import measure_durations
 from tracekit.analysis.whatif.interventions import (
     IDEAL,
     ORIGINAL,

@@ -13,9 +13,8 @@ from tests.analysis.causes.corpus import found_in
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.graph.unrecorded import SHARED
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.replay.clocks import joint
+from tracekit.analysis.replay import Method, clock_offsets
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.method import Method
 from tracekit.synth import Schedule, SlowNic, SlowP2pLink, SlowWorker, SynthSpec, synthesize
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.model import Layout, OpKind
@@ -81,7 +80,7 @@ def test_few_workers_are_fitted_as_many_are(gaps, monkeypatch):
     lacking = (pl.col("kind") == str(OpKind.GRADS_REDUCE_SCATTER)) & (pl.col("dp_rank") == 2) & (pl.col("pp_rank") == 1)
     trace = replace(wrong, ops=wrong.ops.filter(~lacking)) if gaps else wrong
     by_matrix = JobReplay.from_trace(trace).clocks.offset_s
-    monkeypatch.setattr(joint, "MOST_IN_MATRIX", 0)
+    monkeypatch.setattr(clock_offsets, "MOST_IN_MATRIX", 0)
     assert by_matrix == pytest.approx(JobReplay.from_trace(trace).clocks.offset_s, abs=1e-7)
     assert np.argwhere(by_matrix).tolist() == [[3, 1]]
 

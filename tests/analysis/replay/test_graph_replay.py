@@ -12,8 +12,7 @@ from tests.properties import examples
 from tracekit.analysis.attribution import by_label
 from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph, fold
-from tracekit.analysis.replay.costs import measure_op_durations
-from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay
+from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import (
     IDEAL,
     ORIGINAL,

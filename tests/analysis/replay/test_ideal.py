@@ -12,8 +12,8 @@ from tracekit.analysis.graph import dependency_graph
 from tracekit.analysis.graph.posting import Posting
 from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.method import Method
 from tracekit.dashboards.words import published_instead
 from tracekit.trace.canonical import Trace, read_parquet
 

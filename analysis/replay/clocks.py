@@ -3,9 +3,11 @@
 In: a `DependencyGraph` as recorded. Out: `Clocks`, and the trace without the offsets. A wrong clock makes transfers
 look long and workers late, so this comes before all measurements.
 
-All ties are fitted at once (`joint`), in each of up to `MOST_RUNS` runs of steps, and the course of each clock is
-fitted over the runs (`course`). Most clocks agree and are taken as correct. Before another clock is corrected, the
-evidence of each tie is weighed (`witnesses`); if there is too little evidence, the doubt is reported.
+All ties are fitted at once (`estimate_offsets`), in each of up to `MOST_RUNS` runs of steps, and the course of each
+clock is fitted over the runs (`fit_courses`). Most clocks agree and are taken as correct. Before another clock is
+corrected, the evidence of each tie is weighed (`question`): a tie speaks for an offset that it satisfies if it would
+contradict a correct clock, and against an offset that it does not satisfy. If there is too little evidence, the doubt
+is reported.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.lanes import StructureKey
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
 from tracekit.analysis.numeric.robust import MEDIAN_ERROR, median
-from tracekit.analysis.replay.clocks.joint import (
+from tracekit.analysis.replay.clock_offsets import (
     ERRORS,
     FEWEST_FOR_SCATTER,
     Courses,
@@ -58,6 +60,10 @@ LANES_FOR_LENGTH = 8
 #: Compare clocks with this many others to find the most common time, and name so many in a message.
 MOST_CANDIDATES = 256
 MOST_NAMED = 3
+#: The resolution of the recordings, seconds.
+RESOLUTION_S = 20e-6
+#: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution.
+SCATTER_SHARE = 0.05
 
 
 class Clocks(Struct, frozen=True, eq=False):
@@ -94,9 +100,9 @@ class Clocks(Struct, frozen=True, eq=False):
         return bool((self.ahead_s != self.ahead_s[:1]).any())
 
     @property
-    def off(self) -> np.ndarray:
+    def off(self) -> Bools:
         """Mask of the clocks that are off, [stages, dp_ranks]."""
-        off: np.ndarray = (self.ahead_s != 0).any(axis=0)
+        off: Bools = (self.ahead_s != 0).any(axis=0)
         return off
 
     def untied(self, dp_ranks: tuple[int, ...]) -> str | None:
@@ -287,7 +293,7 @@ class _Measurement:
         wide[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
         return wide
 
-    def _in_step(self, offsets: Floats, linked: Ints) -> np.ndarray:
+    def _in_step(self, offsets: Floats, linked: Ints) -> Bools:
         """Mask of clocks taken as correct: the most common time among those that can be compared, [workers]."""
         runs = len(offsets)
         flat = offsets.reshape(runs, -1)
@@ -320,9 +326,7 @@ class _Measurement:
         """Start of each compared worker's first op of each step, seconds, [steps, compared workers]."""
         return self.seen.firsts[:, :, self.lanes].reshape(self.steps, -1)
 
-    def _first_after_jump(
-        self, runs: list[Ints], courses: Courses, off: np.ndarray, reference: np.ndarray, linked: Ints
-    ) -> Ints:
+    def _first_after_jump(self, runs: list[Ints], courses: Courses, off: Bools, reference: Bools, linked: Ints) -> Ints:
         """The index of the first step after each clock was stepped, -1 if it was not, [workers]."""
         first = np.full(len(off), -1)
         for worker in np.flatnonzero(off & (courses.jump_run >= 0)):
@@ -341,14 +345,14 @@ class _Measurement:
             first[worker] = inside[run][0]
         return first
 
-    def _by_step(self, runs: list[Ints], courses: Courses, off: np.ndarray, first: Ints) -> Floats:
+    def _by_step(self, runs: list[Ints], courses: Courses, off: Bools, first: Ints) -> Floats:
         """Offset of each clock in each step, seconds ahead, [steps, workers]; 0 if it is not off."""
         since = self.times - self.times[runs[0]].mean()
         ahead = courses.ahead_s[0] + courses.drift * since[:, None]
         jumped = (first >= 0) & (np.arange(self.steps)[:, None] >= first)
         return np.where(off, np.where(jumped, courses.ahead_s[-1], ahead), 0.0)
 
-    def _doubts(self, courses: Courses, off: np.ndarray, heard: Witnesses) -> tuple[str, ...]:
+    def _doubts(self, courses: Courses, off: Bools, heard: Witnesses) -> tuple[str, ...]:
         """Reasons why the measured clocks may be wrong."""
         limit_s = max(LARGEST_UNKNOWN * self.step_s, RESOLUTION_S)
         size = np.abs(courses.ahead_s).max(axis=0)
@@ -374,11 +378,11 @@ class _Measurement:
             if which.any()
         )
 
-    def _named(self, which: np.ndarray) -> str:
+    def _named(self, which: Bools) -> str:
         return workers_text(self._everywhere(which), self.seen.dp_ranks)
 
 
-def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
+def workers_text(which: Bools, dp_ranks: tuple[int, ...]) -> str:
     """Names of workers; only a few of many. `which`: [stages, dp_ranks]."""
     cells = np.argwhere(which.T)
     named = ", ".join(str(Worker(dp_ranks[dp_index], int(stage))) for dp_index, stage in cells[:MOST_NAMED])
@@ -386,14 +390,14 @@ def workers_text(which: np.ndarray, dp_ranks: tuple[int, ...]) -> str:
     return f"worker{'s' if len(cells) > 1 else ''} {named}{more}"
 
 
-def _suspects(ties: Ties, floor_s: float) -> np.ndarray:
+def _suspects(ties: Ties, floor_s: float) -> Bools:
     """DP ranks with a tie that suggests a wrong clock, [dp_ranks]: none in most jobs."""
     low, high = np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0)
     values = [group.left_s for group in ties.groups] + [low, high, ties.ends]
     return np.asarray(np.any([_off_zero(value, floor_s) for value in values], axis=0))
 
 
-def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
+def _off_zero(value: Floats, floor_s: float) -> Bools:
     """Mask of ties whose values, [runs, ..., dp_ranks], differ significantly from zero, over the trace or in a run."""
     axes = tuple(range(value.ndim - 1))
     size = np.nan_to_num(np.abs(value))
@@ -405,7 +409,7 @@ def _off_zero(value: Floats, floor_s: float) -> np.ndarray:
     return np.asarray(steady.any(axis=axes[:-1]) | at_times.any(axis=axes))
 
 
-def _with_company(suspects: np.ndarray) -> Ints:
+def _with_company(suspects: Bools) -> Ints:
     """The DP ranks to look at: the suspects, and as many others for comparison, at least `FEWEST_OTHERS`."""
     others = np.flatnonzero(~suspects)
     wanted = max(int(suspects.sum()), FEWEST_OTHERS)
@@ -413,7 +417,7 @@ def _with_company(suspects: np.ndarray) -> Ints:
     return np.sort(np.concatenate([np.flatnonzero(suspects), sample]))
 
 
-def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
+def _relative(offsets: Floats, reference: Bools, linked: Ints) -> Floats:
     """Offsets relative to the clocks that are taken as correct, [runs, stages, dp_ranks]."""
     flat = offsets.reshape(len(offsets), -1).copy()
     numbers = linked.ravel()
@@ -426,12 +430,6 @@ def _relative(offsets: Floats, reference: np.ndarray, linked: Ints) -> Floats:
 def _runs(steps: Ints, most: int) -> list[Ints]:
     """Split steps into at most `most` runs of neighbours."""
     return np.array_split(steps, max(1, min(most, len(steps))))
-
-
-#: The resolution of the recordings, seconds.
-RESOLUTION_S = 20e-6
-#: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution.
-SCATTER_SHARE = 0.05
 
 
 class Witnesses(Struct, frozen=True, eq=False):

@@ -1,11 +1,12 @@
-"""One joint estimate of all clocks from all ties.
+"""Offsets of clocks: what ties clocks together, one joint estimate from all ties, and its course over the trace.
 
-In: `Ties`. Out: offsets of all workers that fit them best.
+In: a `DependencyGraph`. Out: `Ties`, what ends for several workers at once; offsets of all workers that fit them best;
+`Courses`, the simplest course of each clock (steady, drifting, or stepped once) and the rest.
 
-Minimises the sum of all absolute misfits: of each member of a collective from the end of its group (also unknown), and
-of each pair of neighbouring stages from the bounds of their link, inside which the misfit is 0. A sum of absolute
-values is robust: the other ties outvote a few wrong ones (a slow network card, a slow link). Among solutions of equal
-cost, the one closest to correct clocks wins.
+The estimate minimises the sum of all absolute misfits: of each member of a collective from the end of its group (also
+unknown), and of each pair of neighbouring stages from the bounds of their link, inside which the misfit is 0. A sum of
+absolute values is robust: the other ties outvote a few wrong ones (a slow network card, a slow link). Among solutions
+of equal cost, the one closest to correct clocks wins.
 
 Solved by the alternating direction method of multipliers. Its linear system is that of a grid, stages x DP ranks. It is
 solved directly if no tie is missing, and otherwise in a few iterations, for any number of workers.
@@ -24,10 +25,21 @@ from msgspec.structs import replace
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from tracekit.trace.model import OpKind
 
+#: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, with less
+#: weight than others: a slow card looks like a clock that is ahead.
+OF_DP_RANKS = (
+    OpKind.PARAMS_ALL_GATHER,
+    OpKind.GRADS_REDUCE_SCATTER,
+    OpKind.SEPARATE_GRADS_ALL_REDUCE,
+    OpKind.ALL_REDUCE,
+)
+OF_DP_RANKS_WEIGHT = 0.5
+#: Look at this many ops of a kind per worker and step.
+OPS_PER_STEP = 4
 #: Cost of a second of offset relative to a second of misfit: decides only between equal solutions.
 PRIOR = 0.02
 ITERATIONS = 600
@@ -37,27 +49,211 @@ COARSEST = 0.1
 CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
 #: With up to this many misfits in a run, the linear step is a single matrix, each column solved to full precision.
 MOST_IN_MATRIX, EXACT = 200, 1e-13
+#: An effect must be this many of its standard errors large.
+ERRORS = 6.0
+#: With this many runs, the scatter of a clock is estimated from its changes between runs.
+FEWEST_FOR_SCATTER = 5
+#: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.
+FEWEST_FOR_LINE = 4
+FEWEST_FOR_LONE = 5
+#: Number of free parameters of a steady clock, of a line, and of a jump including its place.
+STEADY, LINE, JUMP = 1, 2, 3
 
 
-class _Term:
-    """A set of misfits in the method. `weight`: the weight of each. `low`, `high`: bounds between which the misfit is
-    0.
+class Group(Struct, frozen=True, eq=False):
+    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for workers outside it.
 
-    `target`: what the linear step must come close to, the current copy minus its multiplier.
+    Times are relative to the median member of the group, which is all DP ranks of a stage or, with `all_stages`, the
+    whole job. `weight`: weight of this kind relative to others. `took_s`: duration of the transfer, seconds.
     """
 
-    def __init__(self, weight: float, low: Floats, high: Floats) -> None:
-        self.weight, self.low, self.high = weight, low, high
-        self._flat_low, self._flat_high = low.ravel(), high.ravel()
-        self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.size)
-        self._flat_target = self.target.ravel()  # a view
+    left_s: Floats
+    weight: float
+    all_stages: bool
+    took_s: float
 
-    def follow(self, value: Floats, threshold: float, following: float) -> None:
-        """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
-        native.proximal_step(
-            value.ravel(), self._flat_low, self._flat_high, self.weight * threshold, following / threshold,
-            self._multiplier, self._flat_target,
-        )  # fmt: skip
+
+class Ties(Struct, frozen=True, eq=False):
+    """All ties of a job.
+
+    `low`, `high`: bounds of the offset of stage s + 1 from stage s, seconds ahead, [runs, stages, dp_ranks], infinite
+    if unbounded; the first stage follows the last. `ends`: offset of the first stage from the last, seconds ahead,
+    [runs, dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
+    """
+
+    groups: tuple[Group, ...]
+    low: Floats
+    high: Floats
+    ends: Floats
+    link_took_s: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Runs, stages, DP ranks."""
+        runs, stages, dp_ranks = self.low.shape
+        return runs, stages, dp_ranks
+
+    def only(self, dp_indices: Ints) -> Ties:
+        """The ties of these DP ranks only."""
+        groups = tuple(replace(group, left_s=group.left_s[..., dp_indices]) for group in self.groups)
+        low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
+        return Ties(groups, low, high, ends, self.link_took_s)
+
+    def linked(self) -> Ints:
+        """The lowest number of any worker that each worker is tied to, directly or through others, [stages, dp_ranks].
+
+        Clocks of workers with one number can be compared.
+        """
+        _, stages, dp_ranks = self.shape
+        groups = [(_seen(group.left_s), None if group.all_stages else 1) for group in self.groups]
+        links = np.asarray(np.any(np.isfinite(self.low) | np.isfinite(self.high), axis=0))
+        ends = _seen(self.ends)
+        number = np.arange(stages * dp_ranks).reshape(stages, dp_ranks)
+        while True:
+            before = number
+            for member, axis in groups:
+                lowest = np.where(member, number, number.size).min(axis=axis, keepdims=True)
+                number = np.where(member, np.minimum(number, lowest), number)
+            for stage in range(stages):
+                pair = [stage, (stage + 1) % stages]
+                number[pair] = np.where(links[stage], number[pair].min(axis=0), number[pair])
+            number[[0, -1]] = np.where(ends, number[[0, -1]].min(axis=0), number[[0, -1]])
+            # If a member's number was lowered, lower all others that had the old number too.
+            number = number.ravel()[number]
+            if (number == before).all():
+                return number
+
+
+class TieSource(Struct, frozen=True, eq=False, dict=True):
+    """The ends of the tied ops of a graph, to be aggregated over any runs of steps.
+
+    `shape`: stages, DP ranks. `dp_kinds`, `clip`: collectives over the DP ranks of a stage, and over all workers.
+    `embedding`: ends of the exchange of embedding gradients, [stages, ops, steps, dp_ranks]. `lag`: how much later each
+    receive ends than its send, [slots, ops, steps, dp_ranks], and `took`: the duration of the transfer. Seconds.
+    """
+
+    shape: tuple[int, int]
+    dp_kinds: Mapping[OpKind, _Tied]
+    clip: _Tied | None
+    embedding: Floats | None
+    lag: Floats | None
+    took: Floats | None
+
+    @classmethod
+    def of(cls, graph: DependencyGraph) -> TieSource:
+        """Read them."""
+        shape = (graph.layout.pp, len(graph.dp_ranks))
+        tied = {kind: _Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS if graph.rendezvous_count}
+        dp_kinds = {kind: one for kind, one in tied.items() if one is not None}
+        clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
+        embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
+        exchanged = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
+        transfers = transfer_grid(graph, most=OPS_PER_STEP)
+        if graph.layout.pp < 2 or transfers.empty:
+            return cls(shape, dp_kinds, clip, exchanged, None, None)
+        lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
+        return cls(shape, dp_kinds, clip, exchanged, lag, transfers.gather([block.duration for block in graph.blocks]))
+
+    @classmethod
+    def joined(cls, parts: Sequence[TieSource], steps: Sequence[int]) -> TieSource:
+        """The ties of several batches of so many steps, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+
+        def grids(of_batches: Sequence[Floats | None]) -> Floats | None:
+            with_ops = [one for one in of_batches if one is not None]
+            if not with_ops:
+                return None
+            slots, _, _, *more = with_ops[0].shape
+            grid = np.full((slots, max(one.shape[1] for one in with_ops), sum(steps), *more), np.nan)
+            for batch, last, count in zip(of_batches, np.cumsum(steps).tolist(), steps, strict=True):
+                if batch is not None:
+                    grid[:, : batch.shape[1], last - count : last] = batch
+            return grid
+
+        def tied(of_batches: Sequence[_Tied | None]) -> _Tied | None:
+            left_s = grids([None if one is None else one.left_s for one in of_batches])
+            quickest_s = grids([None if one is None else one.quickest_s for one in of_batches])
+            return None if left_s is None or quickest_s is None else _Tied(left_s, quickest_s)
+
+        of_kinds = {kind: tied([part.dp_kinds.get(kind) for part in parts]) for kind in OF_DP_RANKS}
+        return cls(
+            parts[0].shape,
+            {kind: one for kind, one in of_kinds.items() if one is not None},
+            tied([part.clip for part in parts]),
+            grids([part.embedding for part in parts]),
+            grids([part.lag for part in parts]),
+            grids([part.took for part in parts]),
+        )
+
+    @cached_property
+    def _link_took_s(self) -> float:
+        return 0.0 if self.took is None else float(np.nanmedian(self.took))
+
+    def ties(self, runs: Sequence[Ints]) -> Ties:
+        """The median ties of each of these runs of steps."""
+        weight = OF_DP_RANKS_WEIGHT / max(len(self.dp_kinds), 1)
+        groups = [Group(_by_run(one.left_s, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
+        if self.clip is not None:
+            groups.append(Group(_by_run(self.clip.left_s, runs), 1.0, True, self.clip.took_s))
+        stages, dp_ranks = self.shape
+        low, high = np.full((2, len(runs), stages, dp_ranks), np.inf) * np.array([-1, 1])[:, None, None, None]
+        if self.lag is not None:
+            lag = _by_run(self.lag, runs)
+            forward, backward = lag[:, ::2], lag[:, 1::2]
+            low, high = np.fmin(-backward, forward), np.fmax(-backward, forward)
+            # If only one direction was recorded, it bounds one side.
+            low = np.where(np.isnan(backward), -np.inf, low)
+            high = np.where(np.isnan(forward), np.inf, high)
+        ends = np.full((len(runs), dp_ranks), np.nan)
+        if self.embedding is not None:
+            ends = _by_run(self.embedding[:1] - self.embedding[-1:], runs)[:, 0]
+        return Ties(tuple(groups), low, high, ends, self._link_took_s)
+
+
+class _Tied(Struct, frozen=True, eq=False):
+    """Ops that end together: how much later than the median member each left, seconds, [slots, ops, steps, dp_ranks].
+
+    `quickest_s`: the shortest duration of a member, without the last axes.
+    """
+
+    left_s: Floats
+    quickest_s: Floats
+
+    @classmethod
+    def of(cls, graph: DependencyGraph, kind: OpKind, axes: tuple[int, ...], most: int) -> _Tied | None:
+        """Ops of a kind, each joining the members along `axes`; None if there are none."""
+        grid = op_grid(graph, (kind,), most=most)
+        if grid.empty:
+            return None
+        duration = grid.gather([block.duration for block in graph.blocks])
+        ends = grid.gather([block.start for block in graph.blocks]) + duration
+        # The last to arrive did not wait: its duration is the shortest, which no clock changes.
+        quickest = np.fmin.reduce(duration, axis=axes[-1])
+        return cls(ends - np.expand_dims(median(ends, axes), axes), quickest)
+
+    @property
+    def took_s(self) -> float:
+        """The usual duration of the transfer, seconds."""
+        return float(np.nanmedian(self.quickest_s))
+
+
+def _seen(values: Floats) -> Bools:
+    """True where any run has a value."""
+    return np.asarray(np.isfinite(values).any(axis=0))
+
+
+def _ends(graph: DependencyGraph, grid: OpGrid) -> Floats:
+    """Ends of the ops of a grid, seconds, in the grid's shape."""
+    starts = grid.gather([block.start for block in graph.blocks])
+    return starts + grid.gather([block.duration for block in graph.blocks])
+
+
+def _by_run(values: Floats, runs: Sequence[Ints]) -> Floats:
+    """Medians over the ops and steps of each run, [runs, slots, dp_ranks]. `values`: [slots, ops, steps, dp_ranks]."""
+    if len(runs) == values.shape[2]:
+        return median(values, (1,)).transpose(1, 0, 2)
+    return np.stack([median(values[:, :, run], (1, 2)) for run in runs])
 
 
 def estimate_offsets(ties: Ties, finest_s: float) -> Floats:
@@ -102,6 +298,27 @@ def _largest(ties: Ties) -> float:
     outside = np.maximum(np.maximum(ties.low, 0.0), np.maximum(-ties.high, 0.0))
     parts = [np.abs(group.left_s) for group in ties.groups] + [outside, np.abs(ties.ends)]
     return max(float(np.nanmax(part, initial=0.0)) for part in parts)
+
+
+class _Term:
+    """A set of misfits in the method. `weight`: the weight of each. `low`, `high`: bounds between which the misfit is
+    0.
+
+    `target`: what the linear step must come close to, the current copy minus its multiplier.
+    """
+
+    def __init__(self, weight: float, low: Floats, high: Floats) -> None:
+        self.weight, self.low, self.high = weight, low, high
+        self._flat_low, self._flat_high = low.ravel(), high.ravel()
+        self.target, self._multiplier = np.zeros(low.shape), np.zeros(low.size)
+        self._flat_target = self.target.ravel()  # a view
+
+    def follow(self, value: Floats, threshold: float, following: float) -> None:
+        """Move the copy from the value towards the bounds. `threshold`: of this step; `following`: of the next."""
+        native.proximal_step(
+            value.ravel(), self._flat_low, self._flat_high, self.weight * threshold, following / threshold,
+            self._multiplier, self._flat_target,
+        )  # fmt: skip
 
 
 class _System:
@@ -219,7 +436,7 @@ class _Members:
     `complete`: every worker is a member.
     """
 
-    def __init__(self, present: np.ndarray, axes: tuple[int, ...]) -> None:
+    def __init__(self, present: Bools, axes: tuple[int, ...]) -> None:
         self.complete = bool(present.all())
         self._present = present.astype(np.float64)
         self._axes = axes
@@ -234,226 +451,6 @@ class _Members:
         """Values minus the mean of their group; 0 for workers that are not members."""
         less = np.asarray(values - mean)
         return less if self.complete else less * self._present
-
-
-#: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, with less
-#: weight than others: a slow card looks like a clock that is ahead.
-OF_DP_RANKS = (
-    OpKind.PARAMS_ALL_GATHER,
-    OpKind.GRADS_REDUCE_SCATTER,
-    OpKind.SEPARATE_GRADS_ALL_REDUCE,
-    OpKind.ALL_REDUCE,
-)
-OF_DP_RANKS_WEIGHT = 0.5
-#: Look at this many ops of a kind per worker and step.
-OPS_PER_STEP = 4
-
-
-class Group(Struct, frozen=True, eq=False):
-    """One kind of collective: when its members left it, seconds, [runs, stages, dp_ranks], nan for workers outside it.
-
-    Times are relative to the median member of the group, which is all DP ranks of a stage or, with `all_stages`, the
-    whole job. `weight`: weight of this kind relative to others. `took_s`: duration of the transfer, seconds.
-    """
-
-    left_s: Floats
-    weight: float
-    all_stages: bool
-    took_s: float
-
-
-class Ties(Struct, frozen=True, eq=False):
-    """All ties of a job.
-
-    `low`, `high`: bounds of the offset of stage s + 1 from stage s, seconds ahead, [runs, stages, dp_ranks], infinite
-    if unbounded; the first stage follows the last. `ends`: offset of the first stage from the last, seconds ahead,
-    [runs, dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
-    """
-
-    groups: tuple[Group, ...]
-    low: Floats
-    high: Floats
-    ends: Floats
-    link_took_s: float
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Runs, stages, DP ranks."""
-        runs, stages, dp_ranks = self.low.shape
-        return runs, stages, dp_ranks
-
-    def only(self, dp_indices: Ints) -> Ties:
-        """The ties of these DP ranks only."""
-        groups = tuple(replace(group, left_s=group.left_s[..., dp_indices]) for group in self.groups)
-        low, high, ends = (values[..., dp_indices] for values in (self.low, self.high, self.ends))
-        return Ties(groups, low, high, ends, self.link_took_s)
-
-    def linked(self) -> Ints:
-        """The lowest number of any worker that each worker is tied to, directly or through others, [stages, dp_ranks].
-
-        Clocks of workers with one number can be compared.
-        """
-        _, stages, dp_ranks = self.shape
-        groups = [(_seen(group.left_s), None if group.all_stages else 1) for group in self.groups]
-        links = np.asarray(np.any(np.isfinite(self.low) | np.isfinite(self.high), axis=0))
-        ends = _seen(self.ends)
-        number = np.arange(stages * dp_ranks).reshape(stages, dp_ranks)
-        while True:
-            before = number
-            for member, axis in groups:
-                lowest = np.where(member, number, number.size).min(axis=axis, keepdims=True)
-                number = np.where(member, np.minimum(number, lowest), number)
-            for stage in range(stages):
-                pair = [stage, (stage + 1) % stages]
-                number[pair] = np.where(links[stage], number[pair].min(axis=0), number[pair])
-            number[[0, -1]] = np.where(ends, number[[0, -1]].min(axis=0), number[[0, -1]])
-            # If a member's number was lowered, lower all others that had the old number too.
-            number = number.ravel()[number]
-            if (number == before).all():
-                return number
-
-
-def _seen(values: Floats) -> np.ndarray:
-    """True where any run has a value."""
-    return np.asarray(np.isfinite(values).any(axis=0))
-
-
-class _Tied(Struct, frozen=True, eq=False):
-    """Ops that end together: how much later than the median member each left, seconds, [slots, ops, steps, dp_ranks].
-
-    `quickest_s`: the shortest duration of a member, without the last axes.
-    """
-
-    left_s: Floats
-    quickest_s: Floats
-
-    @classmethod
-    def of(cls, graph: DependencyGraph, kind: OpKind, axes: tuple[int, ...], most: int) -> _Tied | None:
-        """Ops of a kind, each joining the members along `axes`; None if there are none."""
-        grid = op_grid(graph, (kind,), most=most)
-        if grid.empty:
-            return None
-        duration = grid.gather([block.duration for block in graph.blocks])
-        ends = grid.gather([block.start for block in graph.blocks]) + duration
-        # The last to arrive did not wait: its duration is the shortest, which no clock changes.
-        quickest = np.fmin.reduce(duration, axis=axes[-1])
-        return cls(ends - np.expand_dims(median(ends, axes), axes), quickest)
-
-    @property
-    def took_s(self) -> float:
-        """The usual duration of the transfer, seconds."""
-        return float(np.nanmedian(self.quickest_s))
-
-
-class TieSource(Struct, frozen=True, eq=False, dict=True):
-    """The ends of the tied ops of a graph, to be aggregated over any runs of steps.
-
-    `shape`: stages, DP ranks. `dp_kinds`, `clip`: collectives over the DP ranks of a stage, and over all workers.
-    `embedding`: ends of the exchange of embedding gradients, [stages, ops, steps, dp_ranks]. `lag`: how much later each
-    receive ends than its send, [slots, ops, steps, dp_ranks], and `took`: the duration of the transfer. Seconds.
-    """
-
-    shape: tuple[int, int]
-    dp_kinds: Mapping[OpKind, _Tied]
-    clip: _Tied | None
-    embedding: Floats | None
-    lag: Floats | None
-    took: Floats | None
-
-    @classmethod
-    def of(cls, graph: DependencyGraph) -> TieSource:
-        """Read them."""
-        shape = (graph.layout.pp, len(graph.dp_ranks))
-        tied = {kind: _Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS if graph.rendezvous_count}
-        dp_kinds = {kind: one for kind, one in tied.items() if one is not None}
-        clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
-        embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
-        exchanged = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
-        transfers = transfer_grid(graph, most=OPS_PER_STEP)
-        if graph.layout.pp < 2 or transfers.empty:
-            return cls(shape, dp_kinds, clip, exchanged, None, None)
-        lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
-        return cls(shape, dp_kinds, clip, exchanged, lag, transfers.gather([block.duration for block in graph.blocks]))
-
-    @classmethod
-    def joined(cls, parts: Sequence[TieSource], steps: Sequence[int]) -> TieSource:
-        """The ties of several batches of so many steps, one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def grids(of_batches: Sequence[Floats | None]) -> Floats | None:
-            with_ops = [one for one in of_batches if one is not None]
-            if not with_ops:
-                return None
-            slots, _, _, *more = with_ops[0].shape
-            grid = np.full((slots, max(one.shape[1] for one in with_ops), sum(steps), *more), np.nan)
-            for batch, last, count in zip(of_batches, np.cumsum(steps).tolist(), steps, strict=True):
-                if batch is not None:
-                    grid[:, : batch.shape[1], last - count : last] = batch
-            return grid
-
-        def tied(of_batches: Sequence[_Tied | None]) -> _Tied | None:
-            left_s = grids([None if one is None else one.left_s for one in of_batches])
-            quickest_s = grids([None if one is None else one.quickest_s for one in of_batches])
-            return None if left_s is None or quickest_s is None else _Tied(left_s, quickest_s)
-
-        of_kinds = {kind: tied([part.dp_kinds.get(kind) for part in parts]) for kind in OF_DP_RANKS}
-        return cls(
-            parts[0].shape,
-            {kind: one for kind, one in of_kinds.items() if one is not None},
-            tied([part.clip for part in parts]),
-            grids([part.embedding for part in parts]),
-            grids([part.lag for part in parts]),
-            grids([part.took for part in parts]),
-        )
-
-    @cached_property
-    def _link_took_s(self) -> float:
-        return 0.0 if self.took is None else float(np.nanmedian(self.took))
-
-    def ties(self, runs: Sequence[Ints]) -> Ties:
-        """The median ties of each of these runs of steps."""
-        weight = OF_DP_RANKS_WEIGHT / max(len(self.dp_kinds), 1)
-        groups = [Group(_by_run(one.left_s, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
-        if self.clip is not None:
-            groups.append(Group(_by_run(self.clip.left_s, runs), 1.0, True, self.clip.took_s))
-        stages, dp_ranks = self.shape
-        low, high = np.full((2, len(runs), stages, dp_ranks), np.inf) * np.array([-1, 1])[:, None, None, None]
-        if self.lag is not None:
-            lag = _by_run(self.lag, runs)
-            forward, backward = lag[:, ::2], lag[:, 1::2]
-            low, high = np.fmin(-backward, forward), np.fmax(-backward, forward)
-            # If only one direction was recorded, it bounds one side.
-            low = np.where(np.isnan(backward), -np.inf, low)
-            high = np.where(np.isnan(forward), np.inf, high)
-        ends = np.full((len(runs), dp_ranks), np.nan)
-        if self.embedding is not None:
-            ends = _by_run(self.embedding[:1] - self.embedding[-1:], runs)[:, 0]
-        return Ties(tuple(groups), low, high, ends, self._link_took_s)
-
-
-def _ends(graph: DependencyGraph, grid: OpGrid) -> Floats:
-    """Ends of the ops of a grid, seconds, in the grid's shape."""
-    starts = grid.gather([block.start for block in graph.blocks])
-    return starts + grid.gather([block.duration for block in graph.blocks])
-
-
-def _by_run(values: Floats, runs: Sequence[Ints]) -> Floats:
-    """Medians over the ops and steps of each run, [runs, slots, dp_ranks]. `values`: [slots, ops, steps, dp_ranks]."""
-    if len(runs) == values.shape[2]:
-        return median(values, (1,)).transpose(1, 0, 2)
-    return np.stack([median(values[:, :, run], (1, 2)) for run in runs])
-
-
-#: An effect must be this many of its standard errors large.
-ERRORS = 6.0
-#: With this many runs, the scatter of a clock is estimated from its changes between runs.
-FEWEST_FOR_SCATTER = 5
-#: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.
-FEWEST_FOR_LINE = 4
-FEWEST_FOR_LONE = 5
-#: Number of free parameters of a steady clock, of a line, and of a jump including its place.
-STEADY, LINE, JUMP = 1, 2, 3
 
 
 class Courses(Struct, frozen=True, eq=False):
