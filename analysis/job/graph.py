@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -19,7 +19,7 @@ from tracekit.analysis.diagnosis.of_graph import GraphAssessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
-from tracekit.analysis.gpu.recorded import Kept, Recorded, late_ranks, measure_waits
+from tracekit.analysis.gpu.recorded import KEPT, Kept, Recorded, late_ranks, measure_waits
 from tracekit.analysis.graph.compiled import label_values, shown_values
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
@@ -122,6 +122,10 @@ class OfGraph(Job):
         if not min(times.recorded.mean(), times.original.mean()) > 0:
             raise TraceError(f"{short(self.ops.name)}: its steps take no time; expected ops with durations in seconds")
         return times
+
+    def identity(self) -> dict[str, Any]:
+        recorded = {"source": "a recording of GPUs"} if "profiler_step" in self.graph.label_names else {}
+        return super().identity() | recorded | {"GPU": self.trace.metadata.get(KEPT, {}).get("gpu")}
 
     @property
     def _gpus(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progres
 from tracekit.analysis.replay.method import Method
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
@@ -93,6 +94,13 @@ class PipelineJob(Job):
         from tracekit.analysis.job.questions import by_labels
 
         return by_labels(self.replay, *labels)
+
+    def pipeline_evidence(self) -> PipelineSubject:
+        return self.evidence
+
+    def identity(self) -> dict[str, Any]:
+        forwards = self.trace.ops.filter(self.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
+        return super().identity() | {"forward computes a step": round(forwards / len(self.trace.steps))}
 
     def redacted(self) -> PipelineJob:
         return PipelineJob(self.trace.redacted(), self.method)

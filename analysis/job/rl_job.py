@@ -163,7 +163,11 @@ class RlJob(Job):
             parts,
             self.trace.ops.height / len(self.trace.steps),
             "" if unlike is None or not differing else "; ".join(group.words for group in unlike.steps),
+            WARM_UP if self.evidence.account.job.format == Format.TRAJECTORIES else 0,
         )
+
+    def identity(self) -> dict[str, Any]:
+        return {"source": self.source, "engines": self.trace.sizes["world_size"] - 1}
 
     def attribute_by(self, *labels: str) -> ByLabel:
         raise self._not_for(f"S by {', '.join(labels)}")
