@@ -163,7 +163,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
 
     def _step(self, costs: Sequence[Floats]) -> tuple[OtherStepTime, Limit]:
         """The step at the likely costs of ops, the lowest and the highest, [ops] each; and what limits it."""
-        changes = [(self.ops.at(cost),) for cost in costs]
+        changes = [(self.ops.priced(cost),) for cost in costs]
         same = all(np.array_equal(cost, self.ops.cost_s) for cost in costs)
         now = self._recorded_s
         value, low, high = (now if same else self._replayed_step_s(each) for each in changes)
@@ -208,7 +208,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         speed = busiest_s[0] / busiest_s[1]
         share = speed / speed.mean()
         shared_s = np.where(of_batch, cost_s * share[replica][ops.gpu], cost_s)
-        balanced_s = self._replayed_step_s((ops.at(shared_s),))
+        balanced_s = self._replayed_step_s((ops.priced(shared_s),))
         if balanced_s >= step_s:
             return None
         return Balanced(balanced_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
@@ -325,7 +325,7 @@ class Ops(Struct, frozen=True, eq=False):
     """`cost_s`: own cost, seconds; `gpu`: which GPU runs it, from 0; [ops]. `replica`: of each GPU, [gpus].
 
     The ops are those of an op graph, or the cells of all blocks of a pipeline. `cells`: the op in each cell of each
-    block, [rows, lanes]. `at`: returns the job with other costs, seconds, [ops].
+    block, [rows, lanes]. `priced`: returns the job with other costs, seconds, [ops].
     """
 
     replay: GraphReplay
@@ -334,7 +334,7 @@ class Ops(Struct, frozen=True, eq=False):
     gpu: Ints
     replica: Ints
     cells: Sequence[Ints]
-    at: Callable[[Floats], Intervention]
+    priced: Callable[[Floats], Intervention]
 
     def chosen(self, text: str | None) -> Bools:
         """Which ops a selection chooses, [ops]; all without one. Raises SelectionError if it chooses none."""
@@ -404,10 +404,10 @@ def _ops_of_pipeline(job: PipelineSubject) -> Ops:
         for first, block in zip(firsts, graph.blocks, strict=False)
     ]
 
-    def at(other_s: Floats) -> Intervention:
+    def priced(other_s: Floats) -> Intervention:
         return SetCosts(tuple(other_s[ops] for ops in cells))
 
-    return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp, cells, at)
+    return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp, cells, priced)
 
 
 #: How each kind of job is scaled, and how its ops are read.

@@ -21,7 +21,9 @@ from tracekit.report.questions import OptimizedPlan, Optimum
 from tracekit.report.report import Report
 
 #: Fixes that change the plan of a job, not its machines. Those with layers are plans themselves where layers are known.
-MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences")
+_MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences")
+_TOO_LARGE = "the space was too large to be searched to the end"
+PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
 def optimize_job(
@@ -56,14 +58,9 @@ def optimize_job(
         return subject.recorded_s - saving_s - timed(model, recorded.plan_with(split)).step_time_s
 
     optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s, beyond_s=beyond_s)
-    moves = [
-        fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s and not (fix.edit or "").startswith("layers=")
-    ]
+    worth = (fix for fix in report.fixes if fix.kind in _MOVES and fix.saved_s)
+    moves = [fix for fix in worth if not (fix.edit or "").startswith("layers=")]
     return replace(optimum, moves=moves)
-
-
-_TOO_LARGE = "the space was too large to be searched to the end"
-PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
 def sentence(optimum: Optimum) -> str:
