@@ -25,13 +25,13 @@ from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
 from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
-from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, check, op_edits
+from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 from tracekit.analysis.replay.costs import measure_op_durations
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
-from tracekit.report.questions import ByLabel, Question
+from tracekit.report.questions import Question
 from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.op import OpTrace
 
@@ -130,9 +130,6 @@ class OfGraph(Job):
     @property
     def _gpus(self) -> int:
         return len(self.graph.ops.mesh.ranks)
-
-    def attribute_by(self, *labels: str) -> ByLabel:
-        return by_labels(self.replay, *labels)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none

@@ -155,12 +155,14 @@ class Job(ABC):
         """Return the evidence that plans follow from. Raises TraceError for a job that is no pipeline."""
         raise TraceError(f"{short(self.trace.name)}: no pipeline of microbatches; plans need a pipeline trace")
 
-    @abstractmethod
     def attribute_by(self, *labels: str) -> ByLabel:
         """Return exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
         Raises SelectionError for a label that the job does not have, or one with too many values.
         """
+        from tracekit.analysis.job.questions import by_labels
+
+        return by_labels(self.replay, *labels)
 
     @abstractmethod
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
