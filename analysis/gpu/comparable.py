@@ -7,9 +7,9 @@ be blamed for what its file lacks. A recording in which nothing is missing stays
 The same kernel at the same place of the same step is equal work. Where the profiler did not mark steps, they are found:
 
 - *On some ranks*, whose window began or ended inside a step. A step that other ranks mark fills the time between two
-neighbouring marks of such a rank, or before or after all of its marks.
+  neighbouring marks of such a rank, or before or after all of its marks.
 - *On all ranks*. The collectives that all ranks take part in are anchors: between the same two anchors, ranks do equal
-work. If the kernels launched between anchors repeat, one period is taken as a step.
+  work. If the kernels launched between anchors repeat, one period is taken as a step.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ LARGEST_MISSING_SHARE = 0.01
 MOST_UNLINKED = 0.5
 #: A comparison over fewer steps than this does not show what a rank costs in the steps that are left out.
 FEWEST_STEPS = 2
+#: Sections between anchors repeat if this share of them looks like the section one period earlier.
+_ALIKE = 0.9
+#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
+_LARGEST_SHARE = 0.01
+#: No GPU has more work queued than this, seconds.
+_LONGEST_QUEUE_S = 10.0
+#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
+NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,10 +267,6 @@ def _disagreeing_marks(matches: Matches) -> list[str]:
     return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]
 
 
-#: Sections between anchors repeat if this share of them looks like the section one period earlier.
-_ALIKE = 0.9
-
-
 class _StepSpan(NamedTuple):
     """A step of a rank; seconds, without the begin itself."""
 
@@ -377,12 +381,6 @@ def _period(sections: Ints) -> int:
     return next(alike, len(sections) + 1)
 
 
-#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
-_LARGEST_SHARE = 0.01
-#: No GPU has more work queued than this, seconds.
-_LONGEST_QUEUE_S = 10.0
-
-
 def contradictions(recording: GpuRecording) -> Iterator[str]:
     """Yield what the times of each rank contradict."""
     yield from _longer_than_all(recording)
@@ -436,10 +434,6 @@ def _far_behind(recording: GpuRecording) -> Iterator[str]:
             f"rank {rank}: its GPU begins every op at least {seconds(behind_s)} after the launch, in a recording of"
             f" {seconds(host_s)}: the clocks of host and GPU differ, so what its GPU waits for cannot be told"
         )
-
-
-#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
-NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,11 @@ _ROOTED = re.compile(
 #: A shift is preferred to one with more pairs, but at other times, if this share of its pairs is alike and overlaps in
 #: time.
 CONVINCING = 0.9
+#: Profilers record nothing finer than this, seconds.
+_AGREED_S = 1e-9
+_ROUNDS = 100
+#: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -344,13 +349,6 @@ def _operation(name: str) -> str:
     """
     match = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
     return match[1] if match else name
-
-
-#: Profilers record nothing finer than this, seconds.
-_AGREED_S = 1e-9
-_ROUNDS = 100
-#: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
-_ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,8 @@ Ops of a rank:
 
 - `window`: from the start of the recording to the first event of the rank; profilers start at different times.
 - On each host thread: `host`, the work before each call, starting at the previous call of that thread or of the thread
-that handed over to it, with lists of what it consists of; `synchronise`, the rest of a synchronising call once the
-GPU has finished.
+  that handed over to it, with lists of what it consists of; `synchronise`, the rest of a synchronising call once the
+  GPU has finished.
 - GPU ops, on their streams.
 """
 
@@ -34,6 +34,41 @@ from tracekit.trace.op import OpTrace
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
 #: of host and GPU are.
 _EARLY_SHARE = 0.01
+#: Columns of the trace: those of every op trace, labels, and inputs of the rule.
+COLUMNS = (
+    "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
+    "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
+    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
+    "waits_stream", "waits_for_stream", "recorded_at", "call_s", "recording_s",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
+    "exchanges", "rows_sent", "rows_received",
+)  # fmt: skip
+#: The actions of torch's pipeline schedules, such as PP:2SEND_F0, as labels.
+_ACTIONS = {
+    "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
+    "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
+}  # fmt: skip
+_ACTION = pl.col("action").cast(pl.String)
+_OF_PIPELINE = (
+    _ACTION.str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.Categorical),
+    _ACTION.str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
+    _ACTION.str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
+)
+#: With name, role and shape, these columns identify equal ops.
+_OF_PEERS = ("collective", "elements")
+#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
+_EXCHANGES = (
+    pl.coalesce("collective", "name")
+    .cast(pl.String)
+    .str.contains(r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)")
+)
+#: Kinds of host ops that are mostly of one reason.
+KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
+#: What takes less than this share of all host work goes with the rest of its reason.
+_SMALLEST_SHARE = 1e-3
+#: Shorter parts of an op are left out, seconds.
+_SHORTEST_S = 1e-7
+_LISTS = ("did", "did_s", "did_n")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,34 +132,6 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     return GpuOpTrace(trace, skew, whats)
 
 
-#: Columns of the trace: those of every op trace, labels, and inputs of the rule.
-COLUMNS = (
-    "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
-    "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
-    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
-    "waits_stream", "waits_for_stream", "recorded_at", "call_s", "recording_s",
-    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
-    "exchanges", "rows_sent", "rows_received",
-)  # fmt: skip
-
-
-#: The actions of torch's pipeline schedules, such as PP:2SEND_F0, as labels.
-_ACTIONS = {
-    "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
-    "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
-}  # fmt: skip
-_ACTION = pl.col("action").cast(pl.String)
-_OF_PIPELINE = (
-    _ACTION.str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.Categorical),
-    _ACTION.str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
-    _ACTION.str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
-)
-
-
-#: With name, role and shape, these columns identify equal ops.
-_OF_PEERS = ("collective", "elements")
-
-
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
@@ -167,14 +174,6 @@ def _aligned(
     at_launch = {"operator": "inner", "inputs": "inputs", "recomputed": "recomputed", "action": "action"}
     around = pl.DataFrame({name: calls[of_call].gather(gpu["launch"]) for name, of_call in at_launch.items()})
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
-
-
-#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
-_EXCHANGES = (
-    pl.coalesce("collective", "name")
-    .cast(pl.String)
-    .str.contains(r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)")
-)
 
 
 def _rows(column: str, ranks: pl.Expr) -> pl.Expr:
@@ -278,14 +277,6 @@ def _what_it_is(ops: pl.DataFrame) -> Ints:
     return numbered(*alike, pl.Series(of_collective))
 
 
-#: Kinds of host ops that are mostly of one reason.
-KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
-#: What takes less than this share of all host work goes with the rest of its reason.
-_SMALLEST_SHARE = 1e-3
-#: Shorter parts of an op are left out, seconds.
-_SHORTEST_S = 1e-7
-
-
 def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Give host ops the columns `did` (rows of the second result), `did_s` (seconds) and `did_n` (in how many pieces).
 
@@ -345,9 +336,6 @@ class _OfRank:
         place = np.full(len(self.begin), -1)
         place[parts["row"].to_numpy()] = np.arange(parts.height)
         return parts.select(pl.col(_LISTS).gather(pl.Series(place).set(pl.Series(place < 0), None)))
-
-
-_LISTS = ("did", "did_s", "did_n")
 
 
 def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:

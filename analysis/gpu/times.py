@@ -47,6 +47,13 @@ _MEAN_OCCUPANCY = (pl.col("occupancy") * pl.col("duration")).sum() / pl.col("dur
     pl.col("occupancy").is_not_null()
 ).sum()
 _KIND_OF_COPY = r"([HDP]to[HDP])"
+_REASONS = tuple(IdleReason)
+_NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
+#: No launch arrives faster than this, seconds.
+ARRIVES_S = 10e-6
+#: Times in seconds of whole microseconds differ by rounding.
+ROUNDING_S = 1e-10
+_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "seconds": pl.Float64})
 
 
 def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
@@ -210,14 +217,6 @@ def _covered(ops: pl.DataFrame, intervals: np.ndarray) -> np.ndarray:
     return np.asarray(before(start + ops["duration"].to_numpy()) - before(start))
 
 
-_REASONS = tuple(IdleReason)
-_NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
-#: No launch arrives faster than this, seconds.
-ARRIVES_S = 10e-6
-#: Times in seconds of whole microseconds differ by rounding.
-ROUNDING_S = 1e-10
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleOfRank:
     """The idle time of one rank by `reason`, `name`, `where` (`seconds`), between its GPU ops and before the first one.
@@ -282,9 +281,6 @@ def idle_of(
         first=float(start[first]),
         last=float(reached[-1]),
     )
-
-
-_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "seconds": pl.Float64})
 
 
 def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.DataFrame:

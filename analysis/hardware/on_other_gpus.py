@@ -56,6 +56,19 @@ from tracekit.trace.gpu_activity import KernelClass, class_of
 from tracekit.trace.model import COMMUNICATION, OpKind
 
 _BYTES_PER_GB = 1e9
+#: What a step waits for during work of a kind; for other kinds, compute.
+_LIMITS: dict[str, Limit] = {"host": "host", "host copy": "host", "collective": "communication"}
+#: The label of the replicas of a model.
+_REPLICA = "dp_rank"
+#: A compute that is not divided into kernels: large jobs train in bf16.
+_COMPUTE = Work("compute", "bf16")
+_CLASSES = {*KernelClass} - {KernelClass.OTHER}
+_KINDS: dict[str, Work] = {
+    **dict.fromkeys(OpKind, _COMPUTE),
+    **dict.fromkeys(COMMUNICATION, Work("collective")),
+    **dict.fromkeys((OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY), Work("host")),
+    OpKind.OPTIMIZER: Work("optimizer", keeps_type=True),
+}
 
 
 def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestion) -> list[OnGpu]:
@@ -273,10 +286,6 @@ class HardwareOfRecording(Hardware, frozen=True, eq=False):
         return max(reserved) / _BYTES_PER_GB if reserved else super()._memory_gb
 
 
-#: What a step waits for during work of a kind; for other kinds, compute.
-_LIMITS: dict[str, Limit] = {"host": "host", "host copy": "host", "collective": "communication"}
-
-
 def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:
     """The cost of each op on the other GPU, seconds, [ops]. `error`: of all that is scaled, in logarithms."""
     more = np.exp(error)
@@ -306,19 +315,6 @@ def _tiers(
     total = sum(now.values())
     rows = [ScaledKind(*key, seconds / total, then[key] / seconds) for key, seconds in now.items() if seconds]
     return sorted(rows, key=lambda row: -row.share)
-
-
-#: The label of the replicas of a model.
-_REPLICA = "dp_rank"
-#: A compute that is not divided into kernels: large jobs train in bf16.
-_COMPUTE = Work("compute", "bf16")
-_CLASSES = {*KernelClass} - {KernelClass.OTHER}
-_KINDS: dict[str, Work] = {
-    **dict.fromkeys(OpKind, _COMPUTE),
-    **dict.fromkeys(COMMUNICATION, Work("collective")),
-    **dict.fromkeys((OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY), Work("host")),
-    OpKind.OPTIMIZER: Work("optimizer", keeps_type=True),
-}
 
 
 class Ops(Struct, frozen=True, eq=False):

@@ -52,6 +52,18 @@ if TYPE_CHECKING:
 
 #: How an edit begins that names a fix of the report.
 _FIX = "fix="
+#: An engine that differs from the median speed by this share is mentioned, and this many of them.
+_UNEVEN, _MOST_NAMED = 0.05, 3
+_FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
+#: The most steps and requests in a picture.
+_MOST_STEPS, _MOST_REQUESTS = 200, 600
+#: What a bar of a request is: the engines take turns, so that neighbours differ.
+_LEGEND = [
+    LegendEntry("decoding, even engines", 0),
+    LegendEntry("decoding, odd engines", 1),
+    LegendEntry("decoding, of the longest 5%", 5),
+    LegendEntry("waiting to start", 3),
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,11 +211,6 @@ class RlJob(Job):
         return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")
 
 
-#: An engine that differs from the median speed by this share is mentioned, and this many of them.
-_UNEVEN, _MOST_NAMED = 0.05, 3
-_FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
-
-
 class AnalysedRun(Struct, frozen=True, eq=False):
     """Everything that is known of an analysed run. `account`: where the mean step went, and the alternatives asked for;
     `questions`: the fixes and alternatives that have a price.
@@ -335,17 +342,6 @@ def _prices(account: RlAccount) -> Table:
     notes = [f"{price.scenario}: {price.assumes}" for price in account.what_if if price.assumes and not account.doubt]
     heads = ("What if", "step", "saved", "of the step", "oldest sample")
     return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)
-
-
-#: The most steps and requests in a picture.
-_MOST_STEPS, _MOST_REQUESTS = 200, 600
-#: What a bar of a request is: the engines take turns, so that neighbours differ.
-_LEGEND = [
-    LegendEntry("decoding, even engines", 0),
-    LegendEntry("decoding, odd engines", 1),
-    LegendEntry("decoding, of the longest 5%", 5),
-    LegendEntry("waiting to start", 3),
-]
 
 
 def _pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
