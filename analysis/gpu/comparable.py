@@ -24,7 +24,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
-from tracekit.analysis.numeric.arrays import Floats, Ints, numbered
+from tracekit.analysis.numeric.arrays import Floats, Ints, numbered, or_null
 from tracekit.analysis.replay.costs import Durations
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
@@ -162,9 +162,7 @@ def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Itera
 def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
     """Why not all matches can be right: some are missing between others, or ended before others of theirs began."""
     groups = [group for group in matches.groups if group.matched and not group.transfers]
-    last = np.full(matches.matched, -np.inf)
-    np.maximum.at(last, matches.instance, matches.start - clocks.of(matches.rank))
-    ended = matches.end - clocks.of(matches.rank) < last[matches.instance] - NOISE_S
+    ended = matches.end - clocks.of(matches.rank) < matches.begun(clocks)[1] - NOISE_S
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
     ended &= (matches.synchronising & collective)[matches.instance]
     count = int(ended.sum()) + sum(group.inside for group in groups)
@@ -294,13 +292,9 @@ def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
     of_launch = np.append(step, -1)[recording.gpu_ops["launch"].fill_null(-1).to_numpy()]
     return replace(
         recording,
-        calls=calls.with_columns(step=_or_null(step)),
-        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", _or_null(of_launch))),
+        calls=calls.with_columns(step=or_null(step.astype(np.int32))),
+        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", or_null(of_launch.astype(np.int32)))),
     )
-
-
-def _or_null(step: Ints) -> pl.Series:
-    return pl.Series("step", step, dtype=pl.Int32).set(pl.Series(step < 0), None)
 
 
 def _unmarked(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:

@@ -81,6 +81,13 @@ class Matches:
         """Communication kernels without partners on the other ranks."""
         return sum(sum(group.unmatched.values()) for group in self.groups)
 
+    def begun(self, clocks: ClockOffsets) -> tuple[Floats, Floats]:
+        """When each member began, and the last one of its instance, by corrected clocks, seconds, [members]."""
+        start = self.start - clocks.of(self.rank)
+        last = np.full(self.matched, -np.inf)
+        np.maximum.at(last, self.instance, start)
+        return start, last[self.instance]
+
 
 def match_collectives(recording: GpuRecording) -> Matches:
     """Match the communication kernels of all ranks. Unrecorded ranks of a group do not count as missing."""

@@ -26,7 +26,7 @@ import polars as pl
 from tracekit.analysis import native
 from tracekit.analysis.gpu.host_ops import host_ops, name_numbers
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, ClockOffsets, Matches
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, numbered
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, numbered, or_null
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
 from tracekit.trace.gpu_recording import WHAT_SCHEMA, GpuRecording, joined
 from tracekit.trace.op import OpTrace
@@ -207,22 +207,19 @@ def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFram
 
 def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
     """Row numbers of values; null for a value that is null or -1, or has no row."""
-    looked_up = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32)
-    return pl.Series(looked_up).set(pl.Series(looked_up < 0), None)
+    return or_null(np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32))
 
 
 def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Series:
     """The instance of each GPU op, null for none. A rank that left a rooted collective before all had arrived met
     nobody.
     """
-    start, end = matches.start - clocks.of(matches.rank), matches.end - clocks.of(matches.rank)
-    last = np.full(matches.matched, -np.inf)
-    np.maximum.at(last, matches.instance, start)
-    meets = matches.synchronising[matches.instance] | (end >= last[matches.instance])
+    end, last = matches.end - clocks.of(matches.rank), matches.begun(clocks)[1]
+    meets = matches.synchronising[matches.instance] | (end >= last)
     meets &= np.bincount(matches.instance[meets], minlength=matches.matched)[matches.instance] > 1
     instance_of = np.full(gpu_ops, -1, np.int32)
     instance_of[matches.row[meets]] = matches.instance[meets]
-    return pl.Series(instance_of).set(pl.Series(instance_of < 0), None)
+    return or_null(instance_of)
 
 
 def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -335,7 +332,7 @@ class _OfRank:
         parts = divided.with_columns(pl.col("row").set_sorted()).group_by("row", maintain_order=True).agg(_LISTS)
         place = np.full(len(self.begin), -1)
         place[parts["row"].to_numpy()] = np.arange(parts.height)
-        return parts.select(pl.col(_LISTS).gather(pl.Series(place).set(pl.Series(place < 0), None)))
+        return parts.select(pl.col(_LISTS).gather(or_null(place)))
 
 
 def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:

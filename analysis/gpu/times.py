@@ -34,7 +34,7 @@ from tracekit.analysis.gpu.gpu_times import (
     Transfer,
 )
 from tracekit.analysis.gpu.roofline import Card, shape_times
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
 from tracekit.trace.gpu_activity import Activity, IdleReason, KernelClass
 from tracekit.trace.gpu_recording import GpuRecording
 
@@ -274,9 +274,7 @@ def idle_of(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
         gaps_of=gaps_of | {str(reason): int((spent > ROUNDING_S).sum()) for reason, _, spent in parts},
-        gaps=pl.DataFrame(
-            {"seconds": b - a, "opened_by": opened, "call": pl.Series(waited).set(pl.Series(waited < 0), None)}
-        ),
+        gaps=pl.DataFrame({"seconds": b - a, "opened_by": opened, "call": or_null(waited)}),
         busy_s=float(reached[-1] - start[first] - (b - a).sum()),
         first=float(start[first]),
         last=float(reached[-1]),
