@@ -76,7 +76,7 @@ class RlJob(Job):
 
     @classmethod
     def read(cls, paths: Sequence[Path], written_by: Format | None = None, **stated: Any) -> RlJob:
-        """Read the files of one run. `known`: `gpus`, `slots`. Raises FormatError."""
+        """Read the files of one run. `stated`: `gpus`, `slots`. Raises FormatError."""
         return cls(trace_of(read_rl(paths, written_by), paths[0].name), **stated)
 
     def __repr__(self) -> str:
