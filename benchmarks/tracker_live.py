@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.measure import tracekit
-from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import margins
+from tracekit.sources.load import load_from_store
 from tracekit.store import Store
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"

@@ -156,8 +156,8 @@ def _write(folder: Path, page: str) -> None:
 
 def main(where: str, store_path: str, job: str) -> None:
     """Log the windows whose numbers come from stdin; at its end, attach the report on the last one."""
-    from tracekit.analysis.job.load import load_from_store
     from tracekit.bill.account import run_of_job
+    from tracekit.sources.load import load_from_store
     from tracekit.store import Store
 
     store, last, confirmed = Store(Path(store_path)), None, sys.stdout

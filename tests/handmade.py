@@ -29,10 +29,10 @@ import click
 import polars as pl
 import pytest
 
-from tracekit.analysis.job.load import job_of
 from tracekit.cli import commands, main
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
+from tracekit.sources.registry import job_of
 from tracekit.store.catalogue_rows import AnyTrace
 from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout, TimeUnit

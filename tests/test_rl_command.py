@@ -72,7 +72,7 @@ def test_a_loss_below_0_says_what_that_means(tmp_path: Path) -> None:
         losses = [LossTime("engines", lost_s), LossTime("sync", 1.0)]
         account = msgspec.structs.replace(job.evidence.account, losses=losses)
         diagnosis = job.analysis.diagnosis
-        run_of = AnalysedRun("run", job.evidence, account, diagnosis, ())
+        run_of = AnalysedRun("run", job.evidence, account, diagnosis)
         (table,) = (one for one in run_of.analysis().report.sections if one.title == "Losses")
         assert table.note == words
 

@@ -15,11 +15,11 @@ import polars as pl
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
-from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
 from tracekit.report.findings import Findings, Unanalysed
+from tracekit.sources.load import load_from_store
 from tracekit.store import Incoming, Store, catalogue_file, default_store
 from tracekit.store.folder import Folder
 from tracekit.store.store import Writer

@@ -19,10 +19,10 @@ from msgspec import structs
 from tests.handmade import Ran, findings_of, little_space, run, slow_trace
 from tests.test_op_trace import DP, OPS
 from tracekit.analysis.job.graph import GraphJob
-from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.report.findings import Findings
+from tracekit.sources.load import load_from_store
 from tracekit.store import Incoming, Store, catalogue_file
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.catalogue_rows import WindowPart

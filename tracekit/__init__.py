@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Job
-    from tracekit.analysis.job.load import job_of, load_from_store
     from tracekit.base.errors import TracekitError
     from tracekit.collectors import log, span, step
     from tracekit.dashboards.documents.card import card
     from tracekit.dashboards.figures.plots import plot
     from tracekit.dashboards.trackers import log_to
     from tracekit.report.report import Report, read_report
-    from tracekit.sources.load import load
+    from tracekit.sources.load import load, load_from_store
+    from tracekit.sources.registry import job_of
     from tracekit.trace.canonical import Trace
     from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
     from tracekit.trace.op import OpTrace
@@ -29,9 +29,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "TracekitError": "tracekit.base.errors",
     "Job": "tracekit.analysis.job.job",
-    "job_of": "tracekit.analysis.job.load",
+    "job_of": "tracekit.sources.registry",
     "load": "tracekit.sources.load",
-    "load_from_store": "tracekit.analysis.job.load",
+    "load_from_store": "tracekit.sources.load",
     "Report": "tracekit.report.report",
     "read_report": "tracekit.report.report",
     "card": "tracekit.dashboards.documents.card",

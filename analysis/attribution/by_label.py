@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from msgspec import Struct
@@ -145,7 +146,8 @@ class SpentPart(Struct, frozen=True):
 
 class SpentPhases(Struct, frozen=True, eq=False):
     """What steps of post-training take, [steps], as `StepsSpent` says it of other jobs; no ranks are known. `unlike`:
-    the steps that differ from the others and are not here, in words; empty if there are none.
+    the steps that differ from the others and are not here, in words; empty if there are none. `warm_up`: how many steps
+    at the beginning are not here either.
     """
 
     steps: list[int]
@@ -153,6 +155,7 @@ class SpentPhases(Struct, frozen=True, eq=False):
     parts: Mapping[SpentPart, Floats]
     ops_a_step: float
     unlike: str = ""
+    warm_up: int = 0
     ranks: Ints = np.zeros(0, np.int64)
 
     def by_rank(self, _: SpentPart) -> Floats:
@@ -169,6 +172,9 @@ def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
 
 class StepsSpent(Struct, frozen=True, eq=False, dict=True):
     """What the steps of a job take, but for those that are `ignored`."""
+
+    unlike: ClassVar[str] = ""
+    warm_up: ClassVar[int] = 0
 
     replay: GraphReplay
     ignored: Collection[int] = ()

@@ -71,10 +71,8 @@ def _waits(recorded: Recorded) -> tuple[WaitBasis, Floats]:
     ops, matches, recording = recorded.recording.gpu_ops, recorded.matches, recorded.recording
     wait_s = np.zeros(ops.height)
     if len(recording.ranks) == (recording.world_size or len(recording.ranks)) and matches.matched:
-        start = matches.start - recorded.clocks.of(matches.rank)
-        last = np.full(matches.matched, -np.inf)
-        np.maximum.at(last, matches.instance, start)
-        wait_s[matches.row] = last[matches.instance] - start
+        start, last = matches.begun(recorded.clocks)
+        wait_s[matches.row] = last - start
         return "peers", wait_s
     beyond = pl.when(_COMMUNICATES).then(pl.col("duration") - pl.col("duration").min().over("rank", "name"))
     return "minimum", ops.select(beyond.fill_null(0.0)).to_series().to_numpy()

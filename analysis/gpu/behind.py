@@ -4,7 +4,7 @@ In: a replay of an op trace, and the waits if collectives were recorded on sever
 no rank stands out.
 
 A rank is named if all of these agree: others wait for it; the job gets shorter when the rank works at the pace of its
-peers; it gets shorter by more than the noise of the recording explains (`noise.py`); and no other rank would save half
+peers; it gets shorter by more than the noise of the recording explains (`pace.py`); and no other rank would save half
 as much. Two limits are choices: SMALLEST_SHARE is the smallest saving worth somebody's time; _NEXT separates one
 culprit from two. If no rank is slower at anything recorded, a rank may still have come late into the recording.
 """

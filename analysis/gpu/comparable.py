@@ -7,9 +7,9 @@ be blamed for what its file lacks. A recording in which nothing is missing stays
 The same kernel at the same place of the same step is equal work. Where the profiler did not mark steps, they are found:
 
 - *On some ranks*, whose window began or ended inside a step. A step that other ranks mark fills the time between two
-neighbouring marks of such a rank, or before or after all of its marks.
+  neighbouring marks of such a rank, or before or after all of its marks.
 - *On all ranks*. The collectives that all ranks take part in are anchors: between the same two anchors, ranks do equal
-work. If the kernels launched between anchors repeat, one period is taken as a step.
+  work. If the kernels launched between anchors repeat, one period is taken as a step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
-from tracekit.analysis.numeric.arrays import Floats, Ints, numbered
+from tracekit.analysis.numeric.arrays import Floats, Ints, numbered, or_null
 from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
@@ -37,6 +37,14 @@ LARGEST_MISSING_SHARE = 0.01
 MOST_UNLINKED = 0.5
 #: A comparison over fewer steps than this does not show what a rank costs in the steps that are left out.
 FEWEST_STEPS = 2
+#: Sections between anchors repeat if this share of them looks like the section one period earlier.
+_ALIKE = 0.9
+#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
+_LARGEST_SHARE = 0.01
+#: No GPU has more work queued than this, seconds.
+_LONGEST_QUEUE_S = 10.0
+#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
+NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,9 +162,7 @@ def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Itera
 def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
     """Why not all matches can be right: some are missing between others, or ended before others of theirs began."""
     groups = [group for group in matches.groups if group.matched and not group.transfers]
-    last = np.full(matches.matched, -np.inf)
-    np.maximum.at(last, matches.instance, matches.start - clocks.of(matches.rank))
-    ended = matches.end - clocks.of(matches.rank) < last[matches.instance] - NOISE_S
+    ended = matches.end - clocks.of(matches.rank) < matches.begun(clocks)[1] - NOISE_S
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
     ended &= (matches.synchronising & collective)[matches.instance]
     count = int(ended.sum()) + sum(group.inside for group in groups)
@@ -259,10 +265,6 @@ def _disagreeing_marks(matches: Matches) -> list[str]:
     return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]
 
 
-#: Sections between anchors repeat if this share of them looks like the section one period earlier.
-_ALIKE = 0.9
-
-
 class _StepSpan(NamedTuple):
     """A step of a rank; seconds, without the begin itself."""
 
@@ -290,13 +292,9 @@ def with_steps(recording: GpuRecording, matches: Matches) -> GpuRecording:
     of_launch = np.append(step, -1)[recording.gpu_ops["launch"].fill_null(-1).to_numpy()]
     return replace(
         recording,
-        calls=calls.with_columns(step=_or_null(step)),
-        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", _or_null(of_launch))),
+        calls=calls.with_columns(step=or_null(step.astype(np.int32))),
+        gpu_ops=recording.gpu_ops.with_columns(step=pl.coalesce("step", or_null(of_launch.astype(np.int32)))),
     )
-
-
-def _or_null(step: Ints) -> pl.Series:
-    return pl.Series("step", step, dtype=pl.Int32).set(pl.Series(step < 0), None)
 
 
 def _unmarked(recording: GpuRecording, matches: Matches) -> list[_StepSpan]:
@@ -377,12 +375,6 @@ def _period(sections: Ints) -> int:
     return next(alike, len(sections) + 1)
 
 
-#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
-_LARGEST_SHARE = 0.01
-#: No GPU has more work queued than this, seconds.
-_LONGEST_QUEUE_S = 10.0
-
-
 def contradictions(recording: GpuRecording) -> Iterator[str]:
     """Yield what the times of each rank contradict."""
     yield from _longer_than_all(recording)
@@ -436,10 +428,6 @@ def _far_behind(recording: GpuRecording) -> Iterator[str]:
             f"rank {rank}: its GPU begins every op at least {seconds(behind_s)} after the launch, in a recording of"
             f" {seconds(host_s)}: the clocks of host and GPU differ, so what its GPU waits for cannot be told"
         )
-
-
-#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
-NOISE_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)

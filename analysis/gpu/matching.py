@@ -46,6 +46,11 @@ _ROOTED = re.compile(
 #: A shift is preferred to one with more pairs, but at other times, if this share of its pairs is alike and overlaps in
 #: time.
 CONVINCING = 0.9
+#: Profilers record nothing finer than this, seconds.
+_AGREED_S = 1e-9
+_ROUNDS = 100
+#: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
+_ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +80,13 @@ class Matches:
     def unmatched(self) -> int:
         """Communication kernels without partners on the other ranks."""
         return sum(sum(group.unmatched.values()) for group in self.groups)
+
+    def begun(self, clocks: ClockOffsets) -> tuple[Floats, Floats]:
+        """When each member began, and the last one of its instance, by corrected clocks, seconds, [members]."""
+        start = self.start - clocks.of(self.rank)
+        last = np.full(self.matched, -np.inf)
+        np.maximum.at(last, self.instance, start)
+        return start, last[self.instance]
 
 
 def match_collectives(recording: GpuRecording) -> Matches:
@@ -344,13 +356,6 @@ def _operation(name: str) -> str:
     """
     match = re.match(r"(?:nccl|rccl)\w*?kernel_([a-z]+)", name)
     return match[1] if match else name
-
-
-#: Profilers record nothing finer than this, seconds.
-_AGREED_S = 1e-9
-_ROUNDS = 100
-#: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
-_ERROR_OF_MEDIAN = 1.4826 * 1.2533
 
 
 @dataclass(frozen=True, slots=True, eq=False)

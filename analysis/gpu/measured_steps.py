@@ -36,6 +36,17 @@ _OF_ONE_JOB = 0.2
 #: Recording costs no more than this factor times what the gaps between events show; halvings of the range searched.
 _MOST_TIMES, _HALVINGS = 3.0, 7
 _INSTEAD = "give the same job as `tracekit collect` recorded it"
+#: The cost of recording by what the recording shows of it: likely, and in 90 % of cases at most and at least; without
+#: stacks, less of it shows.
+WITH_STACKS, WITHOUT_STACKS = (1.0, 1.2, 0.8), (1.0, 1.3, 0.7)
+#: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
+_WIDE = 1.645 * 1.2533 * 1.4826
+#: Even where the GPU is the limit, steps with and without a profiler differ by this share.
+REPLAYED = 0.01
+#: A step that a change makes no shorter than this is as long as before, seconds.
+_ROUNDING_S = 1e-9
+#: No more than this share of a piece of host work is the profiler's.
+_MOST = 0.9
 
 
 class MeasuredSteps(Struct, frozen=True):
@@ -114,19 +125,6 @@ class MeasuredSteps(Struct, frozen=True):
     def _of_another_job(self, name: str, why: str) -> SelectionError:
         names = f"{short(self.name)} and {short(name)}"
         return SelectionError(f"--unprofiled: {names} are different jobs ({why}); {_INSTEAD}")
-
-
-#: The cost of recording by what the recording shows of it: likely, and in 90 % of cases at most and at least; without
-#: stacks, less of it shows.
-WITH_STACKS, WITHOUT_STACKS = (1.0, 1.2, 0.8), (1.0, 1.3, 0.7)
-#: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
-_WIDE = 1.645 * 1.2533 * 1.4826
-#: Even where the GPU is the limit, steps with and without a profiler differ by this share.
-REPLAYED = 0.01
-#: A step that a change makes no shorter than this is as long as before, seconds.
-_ROUNDING_S = 1e-9
-#: No more than this share of a piece of host work is the profiler's.
-_MOST = 0.9
 
 
 class StepsOfRecording(Struct, frozen=True, eq=False):

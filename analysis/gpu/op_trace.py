@@ -8,8 +8,8 @@ Ops of a rank:
 
 - `window`: from the start of the recording to the first event of the rank; profilers start at different times.
 - On each host thread: `host`, the work before each call, starting at the previous call of that thread or of the thread
-that handed over to it, with lists of what it consists of; `synchronise`, the rest of a synchronising call once the
-GPU has finished.
+  that handed over to it, with lists of what it consists of; `synchronise`, the rest of a synchronising call once the
+  GPU has finished.
 - GPU ops, on their streams.
 """
 
@@ -26,7 +26,7 @@ import polars as pl
 from tracekit.analysis import native
 from tracekit.analysis.gpu.host_ops import host_ops, name_numbers
 from tracekit.analysis.gpu.matching import ELEMENTS_OF_ALL, ClockOffsets, Matches
-from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, numbered
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, numbered, or_null
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
 from tracekit.trace.gpu_recording import WHAT_SCHEMA, GpuRecording, joined
 from tracekit.trace.op import OpTrace
@@ -34,6 +34,41 @@ from tracekit.trace.op import OpTrace
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
 #: of host and GPU are.
 _EARLY_SHARE = 0.01
+#: Columns of the trace: those of every op trace, labels, and inputs of the rule.
+COLUMNS = (
+    "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
+    "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
+    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
+    "waits_stream", "waits_for_stream", "recorded_at", "call_s", "recording_s",
+    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
+    "exchanges", "rows_sent", "rows_received",
+)  # fmt: skip
+#: The actions of torch's pipeline schedules, such as PP:2SEND_F0, as labels.
+_ACTIONS = {
+    "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
+    "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
+}  # fmt: skip
+_ACTION = pl.col("action").cast(pl.String)
+_OF_PIPELINE = (
+    _ACTION.str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.Categorical),
+    _ACTION.str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
+    _ACTION.str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
+)
+#: With name, role and shape, these columns identify equal ops.
+_OF_PEERS = ("collective", "elements")
+#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
+_EXCHANGES = (
+    pl.coalesce("collective", "name")
+    .cast(pl.String)
+    .str.contains(r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)")
+)
+#: Kinds of host ops that are mostly of one reason.
+KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
+#: What takes less than this share of all host work goes with the rest of its reason.
+_SMALLEST_SHARE = 1e-3
+#: Shorter parts of an op are left out, seconds.
+_SHORTEST_S = 1e-7
+_LISTS = ("did", "did_s", "did_n")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,34 +132,6 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
     return GpuOpTrace(trace, skew, whats)
 
 
-#: Columns of the trace: those of every op trace, labels, and inputs of the rule.
-COLUMNS = (
-    "rank", "start", "duration", "stream", "peer", "comparable", "rendezvous",
-    "kind", "name", "phase", "action", "stage", "microbatch", "host", "group", "profiler_step", "operator",
-    "role", "communicates", "launched_by", "resumed_by", "in_collective", "scope", "copied",
-    "waits_stream", "waits_for_stream", "recorded_at", "call_s", "recording_s",
-    "did", "did_s", "did_n", "bytes", "outer", "inputs", "own", "recomputed", "shape", "occupancy",
-    "exchanges", "rows_sent", "rows_received",
-)  # fmt: skip
-
-
-#: The actions of torch's pipeline schedules, such as PP:2SEND_F0, as labels.
-_ACTIONS = {
-    "F": "forward", "B": "backward", "I": "backward-input", "W": "backward-weight", "SEND_F": "forward-send",
-    "RECV_F": "forward-recv", "SEND_B": "backward-send", "RECV_B": "backward-recv",
-}  # fmt: skip
-_ACTION = pl.col("action").cast(pl.String)
-_OF_PIPELINE = (
-    _ACTION.str.extract(r"^PP:\d+(\D+)\d+$").replace_strict(_ACTIONS, return_dtype=pl.Categorical),
-    _ACTION.str.extract(r"^PP:(\d+)").cast(pl.Int32).alias("stage"),
-    _ACTION.str.extract(r"(\d+)$").cast(pl.Int32).alias("microbatch"),
-)
-
-
-#: With name, role and shape, these columns identify equal ops.
-_OF_PEERS = ("collective", "elements")
-
-
 def _aligned(
     recording: GpuRecording, clocks: ClockOffsets
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame, dict[int, float]]:
@@ -169,14 +176,6 @@ def _aligned(
     return ops.drop("step").hstack(around), corrected(calls, skew), steps, pieces, skew
 
 
-#: All-to-alls, and the kernels of libraries that move tokens to experts and back.
-_EXCHANGES = (
-    pl.coalesce("collective", "name")
-    .cast(pl.String)
-    .str.contains(r"(?i)all_?to_?all|\b(?:dispatch|combine)\b|a2a_?(?:dispatch|combine)")
-)
-
-
 def _rows(column: str, ranks: pl.Expr) -> pl.Expr:
     """The sum of the rows to or from each of the ranks, null if they are not stated, or cut or damaged."""
     text = pl.col(column).cast(pl.String)
@@ -208,22 +207,19 @@ def _windows(gpu: pl.DataFrame, host: pl.DataFrame, first: float) -> pl.DataFram
 
 def _looked_up(numbers: pl.Series, rows: Ints) -> pl.Series:
     """Row numbers of values; null for a value that is null or -1, or has no row."""
-    looked_up = np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32)
-    return pl.Series(looked_up).set(pl.Series(looked_up < 0), None)
+    return or_null(np.append(rows, -1)[numbers.fill_null(-1).to_numpy()].astype(np.int32))
 
 
 def _rendezvous(gpu_ops: int, matches: Matches, clocks: ClockOffsets) -> pl.Series:
     """The instance of each GPU op, null for none. A rank that left a rooted collective before all had arrived met
     nobody.
     """
-    start, end = matches.start - clocks.of(matches.rank), matches.end - clocks.of(matches.rank)
-    last = np.full(matches.matched, -np.inf)
-    np.maximum.at(last, matches.instance, start)
-    meets = matches.synchronising[matches.instance] | (end >= last[matches.instance])
+    end, last = matches.end - clocks.of(matches.rank), matches.begun(clocks)[1]
+    meets = matches.synchronising[matches.instance] | (end >= last)
     meets &= np.bincount(matches.instance[meets], minlength=matches.matched)[matches.instance] > 1
     instance_of = np.full(gpu_ops, -1, np.int32)
     instance_of[matches.row[meets]] = matches.instance[meets]
-    return pl.Series(instance_of).set(pl.Series(instance_of < 0), None)
+    return or_null(instance_of)
 
 
 def _on_all_ranks(peer: Ints, ops: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -276,14 +272,6 @@ def _what_it_is(ops: pl.DataFrame) -> Ints:
     table = ops.select("collective", "elements")[said].with_columns(ELEMENTS_OF_ALL)
     of_collective[said] = numbered(table["collective"], table["elements"])
     return numbered(*alike, pl.Series(of_collective))
-
-
-#: Kinds of host ops that are mostly of one reason.
-KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
-#: What takes less than this share of all host work goes with the rest of its reason.
-_SMALLEST_SHARE = 1e-3
-#: Shorter parts of an op are left out, seconds.
-_SHORTEST_S = 1e-7
 
 
 def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -344,10 +332,7 @@ class _OfRank:
         parts = divided.with_columns(pl.col("row").set_sorted()).group_by("row", maintain_order=True).agg(_LISTS)
         place = np.full(len(self.begin), -1)
         place[parts["row"].to_numpy()] = np.arange(parts.height)
-        return parts.select(pl.col(_LISTS).gather(pl.Series(place).set(pl.Series(place < 0), None)))
-
-
-_LISTS = ("did", "did_s", "did_n")
+        return parts.select(pl.col(_LISTS).gather(or_null(place)))
 
 
 def _ranks(host: pl.DataFrame, pieces: pl.DataFrame) -> Iterator[_OfRank]:

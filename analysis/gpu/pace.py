@@ -8,13 +8,13 @@ The tests compare how far ranks are behind the pace of their peers, step by step
 this rank: noise elsewhere does not lengthen the recording. There are three tests, for three ways to stand out:
 
 - *In every step.* How much further behind the rank is in a part of a step than ranks usually are, compared between
-steps (paired t-test): a rank that is behind in one step and ahead in the next is behind by chance. For a single step,
-its parts are compared.
+  steps (paired t-test): a rank that is behind in one step and ahead in the next is behind by chance. For a single step,
+  its parts are compared.
 - *Far from all others.* The rank against the others in the same step, as an outlier among all other samples (externally
-studentised residual). One bad step suffices if no other rank has one like it. Needs three ranks.
+  studentised residual). One bad step suffices if no other rank has one like it. Needs three ranks.
 - *At one place of the step.* One part of all steps, against all other ranks there (two-sample t-test with the combined
-variance). Proves only that part. Finds a pause that is small compared with the noise of whole steps. Needs three
-ranks, too, and two steps.
+  variance). Proves only that part. Finds a pause that is small compared with the noise of whole steps. Needs three
+  ranks, too, and two steps.
 
 Steps, and parts of a step, have different variances, which Satterthwaite's degrees of freedom combine. The ops of each
 cause are tested separately, because host noise differs from kernel noise. Some rank is always the slowest at something,
@@ -39,6 +39,11 @@ from tracekit.analysis.numeric.means import student_tail
 from tracekit.analysis.replay.graph_replay import Durations, GraphReplay
 from tracekit.analysis.whatif.interventions import RECORDED, Restructure, SetOps, step_times_each
 from tracekit.trace.gpu_activity import KernelClass
+
+#: Each test names a rank by mistake with at most this probability.
+LARGEST_CHANCE = 0.05
+#: The number of parts of all steps together that are compared.
+_PARTS = 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,12 +282,6 @@ class PaceOfPeers:
     def recorded_s(self) -> float:
         """How long the recording takes as it was."""
         return float(self.times([self.cost])[0])
-
-
-#: Each test names a rank by mistake with at most this probability.
-LARGEST_CHANCE = 0.05
-#: The number of parts of all steps together that are compared.
-_PARTS = 24
 
 
 def causes_that_stand_out(

@@ -40,6 +40,19 @@ _BYTES = {
 _HALF = {"c10::half", "c10::bfloat16"}
 _QUARTER = {name for name, wide in _BYTES.items() if wide == 1}
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"}
+_PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
+_HEAD = ("name", *_PEAKS, "processors")
+#: Products of a softmax over classes, or of a router, are no attention.
+_LOG_SOFTMAX = re.compile(r"log_?softmax|softmax_warp_(?:for|back)ward<[^>]*\d, true", re.IGNORECASE)
+_NO_ATTENTION = re.compile(r"nll_loss|cross_?entropy|top_?k|sort|multinomial", re.IGNORECASE)
+#: Kernels that only finish a product.
+_PART_OF_PRODUCT = "(?i)reduce"
+#: Operators whose products have a batch, as those of attention do for its heads.
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+#: Where operators were not recorded, so many kernels lie between the two products at most.
+_LONGEST = 8
+#: The work of a fused backward, as a multiple of the forward's: five products in place of two, and the gradients moved.
+_BACKWARD_FLOPS, _BACKWARD_BYTES = 2.5, 2.0
 
 
 class Card(Struct, frozen=True):
@@ -76,10 +89,6 @@ def cards() -> tuple[Card, ...]:
         raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
     except (ValueError, csv.Error) as error:
         raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected a table with the head {','.join(_HEAD)}") from None
-
-
-_PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
-_HEAD = ("name", *_PEAKS, "processors")
 
 
 def _cards(lines: Sequence[str]) -> Iterator[Card]:
@@ -189,19 +198,6 @@ def element_count(dims: Sequence[Any]) -> int:
 
 def _is_size(size: Any) -> bool:
     return isinstance(size, list | tuple) and bool(size) and all(type(one) is int and one >= 0 for one in size)
-
-
-#: Products of a softmax over classes, or of a router, are no attention.
-_LOG_SOFTMAX = re.compile(r"log_?softmax|softmax_warp_(?:for|back)ward<[^>]*\d, true", re.IGNORECASE)
-_NO_ATTENTION = re.compile(r"nll_loss|cross_?entropy|top_?k|sort|multinomial", re.IGNORECASE)
-#: Kernels that only finish a product.
-_PART_OF_PRODUCT = "(?i)reduce"
-#: Operators whose products have a batch, as those of attention do for its heads.
-_BATCHED = ("aten::bmm", "aten::baddbmm")
-#: Where operators were not recorded, so many kernels lie between the two products at most.
-_LONGEST = 8
-#: The work of a fused backward, as a multiple of the forward's: five products in place of two, and the gradients moved.
-_BACKWARD_FLOPS, _BACKWARD_BYTES = 2.5, 2.0
 
 
 class UnfusedAttention(Struct, frozen=True, eq=False):

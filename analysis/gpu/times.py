@@ -34,7 +34,7 @@ from tracekit.analysis.gpu.gpu_times import (
     Transfer,
 )
 from tracekit.analysis.gpu.roofline import Card, shape_times
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
 from tracekit.trace.gpu_activity import Activity, IdleReason, KernelClass
 from tracekit.trace.gpu_recording import GpuRecording
 
@@ -47,6 +47,13 @@ _MEAN_OCCUPANCY = (pl.col("occupancy") * pl.col("duration")).sum() / pl.col("dur
     pl.col("occupancy").is_not_null()
 ).sum()
 _KIND_OF_COPY = r"([HDP]to[HDP])"
+_REASONS = tuple(IdleReason)
+_NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
+#: No launch arrives faster than this, seconds.
+ARRIVES_S = 10e-6
+#: Times in seconds of whole microseconds differ by rounding.
+ROUNDING_S = 1e-10
+_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "seconds": pl.Float64})
 
 
 def times_of(recording: GpuRecording, rank: int) -> GpuTimes:
@@ -210,14 +217,6 @@ def _covered(ops: pl.DataFrame, intervals: np.ndarray) -> np.ndarray:
     return np.asarray(before(start + ops["duration"].to_numpy()) - before(start))
 
 
-_REASONS = tuple(IdleReason)
-_NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
-#: No launch arrives faster than this, seconds.
-ARRIVES_S = 10e-6
-#: Times in seconds of whole microseconds differ by rounding.
-ROUNDING_S = 1e-10
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleOfRank:
     """The idle time of one rank by `reason`, `name`, `where` (`seconds`), between its GPU ops and before the first one.
@@ -275,16 +274,11 @@ def idle_of(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
         gaps_of=gaps_of | {str(reason): int((spent > ROUNDING_S).sum()) for reason, _, spent in parts},
-        gaps=pl.DataFrame(
-            {"seconds": b - a, "opened_by": opened, "call": pl.Series(waited).set(pl.Series(waited < 0), None)}
-        ),
+        gaps=pl.DataFrame({"seconds": b - a, "opened_by": opened, "call": or_null(waited)}),
         busy_s=float(reached[-1] - start[first] - (b - a).sum()),
         first=float(start[first]),
         last=float(reached[-1]),
     )
-
-
-_SCHEMA = pl.Schema({"reason": pl.String, "name": pl.String, "where": pl.String, "seconds": pl.Float64})
 
 
 def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.DataFrame:

@@ -33,6 +33,9 @@ from tracekit.trace.dumps import FlightRecord, Progress
 
 #: The place of the earliest unfinished operation of a rank in doubt: something that is damaged may come before all.
 BEFORE_ALL = -1
+_EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast$|^reduce$"
+#: The number of ranks listed for one wait.
+SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -249,9 +252,6 @@ def waiting_for(graph: WaitGraph, node: int, backwards: tuple[Int32s, Int32s]) -
     return np.asarray(reached[(reached < graph.world_size) & (reached != node)])
 
 
-_EQUAL_SHARES = r"all_?reduce$|_all_?gather_base|_reduce_?scatter_base|broadcast$|^reduce$"
-
-
 @dataclass(frozen=True, slots=True)
 class Mismatch:
     """`ranks`: the ranks whose call differs from that of most members. If the group is split evenly: the ranks whose
@@ -369,10 +369,6 @@ def _most(counts: Counter[str]) -> str | None:
     """The most frequent item; None if two are equally frequent."""
     ranked = counts.most_common(2)
     return ranked[0][0] if len(ranked) == 1 or ranked[0][1] > ranked[1][1] else None
-
-
-#: The number of ranks listed for one wait.
-SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)

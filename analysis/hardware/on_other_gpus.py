@@ -7,10 +7,10 @@ transfers stay as they are, so a GPU that is faster than the host shows the host
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import hypot
-from typing import cast
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,9 +27,9 @@ from tracekit.analysis.evidence.graph_subject import (
     unprofiled_step,
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.gpu.behind import parts_of
 from tracekit.analysis.gpu.gpu_times import Part
-from tracekit.analysis.graph.op_graph import FoldedGraph, FoldedSteps
 from tracekit.analysis.hardware.passport import HardwareQuestion, OtherGpu, Passport, known_passport
 from tracekit.analysis.hardware.scaling import (
     PRODUCTS,
@@ -56,6 +56,19 @@ from tracekit.trace.gpu_activity import KernelClass, class_of
 from tracekit.trace.model import COMMUNICATION, OpKind
 
 _BYTES_PER_GB = 1e9
+#: What a step waits for during work of a kind; for other kinds, compute.
+_LIMITS: dict[str, Limit] = {"host": "host", "host copy": "host", "collective": "communication"}
+#: The label of the replicas of a model.
+_REPLICA = "dp_rank"
+#: A compute that is not divided into kernels: large jobs train in bf16.
+_COMPUTE = Work("compute", "bf16")
+_CLASSES = {*KernelClass} - {KernelClass.OTHER}
+_KINDS: dict[str, Work] = {
+    **dict.fromkeys(OpKind, _COMPUTE),
+    **dict.fromkeys(COMMUNICATION, Work("collective")),
+    **dict.fromkeys((OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY), Work("host")),
+    OpKind.OPTIMIZER: Work("optimizer", keeps_type=True),
+}
 
 
 def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestion) -> list[OnGpu]:
@@ -64,7 +77,8 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
     gpus = question.gpus or (OtherGpu(source),)
     for gpu in gpus:
         Scaling(source, gpu.passport, question.precision).check()
-    hardware = Hardware(job, Ops.of(job))
+    of_kind, ops_of = _OF_KIND[type(job)]
+    hardware = of_kind(job, ops_of(job))
     recorded = max(hardware.types, key=lambda dtype: hardware.types[dtype], default=None)
     if question.precision is not None and recorded is None and hardware.types:
         raise SelectionError("--precision: the trace does not say in which type it computes; record_shapes=True does")
@@ -149,8 +163,6 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _recorded_s(self) -> float:
         """The mean step as recorded, seconds."""
-        if isinstance(self.job, RecordingSubject):
-            return float(profiled_steps_s(self.job).mean())
         return self.job.recorded_s
 
     @cached_property
@@ -160,15 +172,11 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
 
     def _replayed_s(self, changes: tuple[Intervention, ...]) -> float:
         """The mean step after some changes, with the profiler that recorded it, seconds."""
-        job = self.job
-        if not isinstance(job, RecordingSubject):
-            return float(job.step_times(changes).mean())
-        queued = QueuedAhead(arrives_s(job), host_time(job).launched_by)
-        return float(marked_steps(job).replayed_s(job.replay, (*changes, queued)).mean())
+        return float(self.job.step_times(changes).mean())
 
     def _step(self, costs: Sequence[Floats]) -> tuple[OtherStepTime, Limit]:
         """The step at the likely costs of ops, the lowest and the highest, [ops] each; and what limits it."""
-        changes = [(self.ops.at(cost),) for cost in costs]
+        changes = [(self.ops.priced(cost),) for cost in costs]
         same = all(np.array_equal(cost, self.ops.cost_s) for cost in costs)
         now = self._recorded_s
         value, low, high = (now if same else self._replayed_step_s(each) for each in changes)
@@ -184,22 +192,8 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         self, changes: Sequence[tuple[Intervention, ...]], *, same: bool
     ) -> tuple[OtherStep | None, tuple[Intervention, ...]]:
         """The same without the profiler, None if its cost is not known; and what takes the profiler away."""
-        now = unprofiled_step(self.job)
-        if now is None or not isinstance(self.job, RecordingSubject):
-            return None, ()
-        likely, *others = (
-            unprofiled_after(self.job, each, bounds=number == 0)
-            for number, each in enumerate(changes[:1] if same else changes)
-        )
-        assert likely is not None, "the cost of recording does not depend on the GPU"
-        step = likely.step_s
-        low_s, high_s = [other.step_s.value for other in others if other is not None] or (step.value, step.value)
-        return OtherStep(
-            now.value,
-            step.value,
-            max(step.value - hypot(step.value - step.low, step.value - low_s), 0.0),
-            step.value + hypot(step.high - step.value, high_s - step.value),
-        ), likely.changes[:1]
+        del changes, same
+        return None, ()
 
     def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
         """What takes most of the critical path: the work of GPUs, communication, or hosts."""
@@ -227,19 +221,14 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         speed = busiest_s[0] / busiest_s[1]
         share = speed / speed.mean()
         shared_s = np.where(of_batch, cost_s * share[replica][ops.gpu], cost_s)
-        balanced_s = self._replayed_step_s((ops.at(shared_s),))
+        balanced_s = self._replayed_step_s((ops.priced(shared_s),))
         if balanced_s >= step_s:
             return None
         return Balanced(balanced_s, dict(zip(map(str, replicas.tolist()), share.tolist(), strict=True)))
 
-    @cached_property
+    @property
     def _memory_gb(self) -> float | None:
         """What the job reserves on its fullest GPU, None if that is not known."""
-        recording = self.job.summary if isinstance(self.job, RecordingSubject) else None
-        gpus = () if recording is None else recording.gpus
-        recorded = [times.memory.reserved_bytes for times in gpus if times.memory is not None]
-        if recorded:
-            return max(recorded) / _BYTES_PER_GB
         stated = self.job.metadata.get("memory_gb")
         return float(stated) if isinstance(stated, int | float) and stated > 0 else None
 
@@ -258,8 +247,43 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         return lacks
 
 
-#: What a step waits for during work of a kind; for other kinds, compute.
-_LIMITS: dict[str, Limit] = {"host": "host", "host copy": "host", "collective": "communication"}
+class HardwareOfRecording(Hardware, frozen=True, eq=False):
+    """A recording of GPUs, whose profiler can be taken away."""
+
+    job: RecordingSubject
+
+    @cached_property
+    def _recorded_s(self) -> float:
+        return float(profiled_steps_s(self.job).mean())
+
+    def _replayed_s(self, changes: tuple[Intervention, ...]) -> float:
+        queued = QueuedAhead(arrives_s(self.job), host_time(self.job).launched_by)
+        return float(marked_steps(self.job).replayed_s(self.job.replay, (*changes, queued)).mean())
+
+    def _unprofiled(
+        self, changes: Sequence[tuple[Intervention, ...]], *, same: bool
+    ) -> tuple[OtherStep | None, tuple[Intervention, ...]]:
+        now = unprofiled_step(self.job)
+        if now is None:
+            return None, ()
+        likely, *others = (
+            unprofiled_after(self.job, each, bounds=number == 0)
+            for number, each in enumerate(changes[:1] if same else changes)
+        )
+        assert likely is not None, "the cost of recording does not depend on the GPU"
+        step = likely.step_s
+        low_s, high_s = [other.step_s.value for other in others if other is not None] or (step.value, step.value)
+        return OtherStep(
+            now.value,
+            step.value,
+            max(step.value - hypot(step.value - step.low, step.value - low_s), 0.0),
+            step.value + hypot(step.high - step.value, high_s - step.value),
+        ), likely.changes[:1]
+
+    @property
+    def _memory_gb(self) -> float | None:
+        reserved = [times.memory.reserved_bytes for times in self.job.summary.gpus if times.memory is not None]
+        return max(reserved) / _BYTES_PER_GB if reserved else super()._memory_gb
 
 
 def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:
@@ -293,23 +317,11 @@ def _tiers(
     return sorted(rows, key=lambda row: -row.share)
 
 
-#: The label of the replicas of a model.
-_REPLICA = "dp_rank"
-#: A compute that is not divided into kernels: large jobs train in bf16.
-_COMPUTE = Work("compute", "bf16")
-_CLASSES = {*KernelClass} - {KernelClass.OTHER}
-_KINDS: dict[str, Work] = {
-    **dict.fromkeys(OpKind, _COMPUTE),
-    **dict.fromkeys(COMMUNICATION, Work("collective")),
-    **dict.fromkeys((OpKind.DATA_LOAD, OpKind.GC, OpKind.CHECKPOINT, OpKind.HOST_DELAY), Work("host")),
-    OpKind.OPTIMIZER: Work("optimizer", keeps_type=True),
-}
-
-
 class Ops(Struct, frozen=True, eq=False):
     """`cost_s`: own cost, seconds; `gpu`: which GPU runs it, from 0; [ops]. `replica`: of each GPU, [gpus].
 
-    The ops are those of an op graph, or the cells of all blocks of a pipeline.
+    The ops are those of an op graph, or the cells of all blocks of a pipeline. `cells`: the op in each cell of each
+    block, [rows, lanes]. `priced`: returns the job with other costs, seconds, [ops].
     """
 
     replay: GraphReplay
@@ -317,61 +329,48 @@ class Ops(Struct, frozen=True, eq=False):
     cost_s: Floats
     gpu: Ints
     replica: Ints
-
-    @classmethod
-    def of(cls, job: GraphSubject | PipelineSubject) -> Ops:
-        """Return the ops of a job."""
-        return _of_graph(job) if isinstance(job, GraphSubject) else _of_pipeline(job)
+    cells: Sequence[Ints]
+    priced: Callable[[Floats], Intervention]
 
     def chosen(self, text: str | None) -> Bools:
         """Which ops a selection chooses, [ops]; all without one. Raises SelectionError if it chooses none."""
-        if text is None:
-            return np.ones(len(self.cost_s), np.bool_)
-        graph, durations = self.replay.graph, self.replay.durations
-        masks = masks_of(checked_selection(text, graph, durations), graph, durations)
-        shaped = [np.broadcast_to(mask, block.start.shape) for mask, block in zip(masks, graph.blocks, strict=True)]
-        if isinstance(graph, FoldedGraph):
-            return np.asarray(graph.of_ops(cast("list[Floats]", shaped)), np.bool_)
-        return np.concatenate([mask.ravel() for mask in shaped])
+        chosen = np.full(len(self.cost_s), text is None, np.bool_)
+        if text is not None:
+            graph, durations = self.replay.graph, self.replay.durations
+            masks = masks_of(checked_selection(text, graph, durations), graph, durations)
+            for ops, mask in zip(self.cells, masks, strict=True):
+                chosen[ops] = mask
+        return chosen
 
     def on(self, path: CriticalPath) -> Ints:
         """The ops of a path, [ops on it]."""
-        ops, cells = np.empty(len(path.row), np.int64), 0
-        for number, block in enumerate(path.graph.blocks):
-            inside, lanes = path.block == number, block.start.shape[1]
-            row, lane = path.row[inside], path.lane[inside]
-            ops[inside] = block.op[row, lane] if isinstance(block, FoldedSteps) else cells + row * lanes + lane
-            cells += block.start.size
-        return ops
-
-    def at(self, cost_s: Floats) -> Intervention:
-        """Return the job with other costs, seconds, [ops]."""
-        graph = self.replay.graph
-        if isinstance(graph, FoldedGraph):
-            return SetOps(cost_s)
-        shapes = [block.start.shape for block in graph.blocks]
-        bounds = np.cumsum([rows * lanes for rows, lanes in shapes])[:-1]
-        parts = zip(np.split(cost_s, bounds), shapes, strict=True)
-        return SetCosts(tuple(part.reshape(shape) for part, shape in parts))
+        on_path = np.empty(len(path.row), np.int64)
+        for number, ops in enumerate(self.cells):
+            inside = path.block == number
+            on_path[inside] = ops[path.row[inside], path.lane[inside]]
+        return on_path
 
 
-def _of_graph(job: GraphSubject) -> Ops:
-    ops, cost_s = job.graph.ops, job.replay.cost_of_ops
-    mesh = ops.mesh
+def _ops_of_graph(job: GraphSubject, works: Works) -> Ops:
+    graph, cost_s = job.graph, job.replay.cost_of_ops
+    mesh = graph.ops.mesh
     axes = list(mesh.axes)
     replica = mesh.coordinates[:, axes.index(_REPLICA)] if _REPLICA in axes else np.arange(len(mesh.ranks))
-    gpu = np.searchsorted(mesh.ranks, ops.rank)
-    works = works_of(job.ops, cost_s) if isinstance(job, RecordingSubject) else _works_of_op_trace(job, cost_s)
-    return Ops(job.replay, works, cost_s, np.asarray(gpu, np.int64), np.asarray(replica, np.int64))
+    gpu = np.searchsorted(mesh.ranks, graph.ops.rank).astype(np.int64)
+    return Ops(job.replay, works, cost_s, gpu, replica.astype(np.int64), [block.op for block in graph.blocks], SetOps)
 
 
-def _works_of_op_trace(job: GraphSubject, cost_s: Floats) -> Works:
-    """The work of ops by the parts of a rank's time, their kinds, and the names of kernels."""
+def _ops_of_recording(job: RecordingSubject) -> Ops:
+    return _ops_of_graph(job, works_of(job.ops, job.replay.cost_of_ops))
+
+
+def _ops_of_trace(job: GraphSubject) -> Ops:
+    """The ops of a trace: their work by the parts of a rank's time, their kinds, and the names of kernels."""
     part = np.full(job.ops.height, None, object)
     for name, chosen in parts_of(job.ops).items():
         part[chosen] = str(name)
-    table = job.columns("kind", "name").cast(pl.String)
-    return works_by_row(table.with_columns(part=pl.Series(part, dtype=pl.String)), _work_of_op, cost_s)
+    table = job.columns("kind", "name").cast(pl.String).with_columns(part=pl.Series(part, dtype=pl.String))
+    return _ops_of_graph(job, works_by_row(table, _work_of_op, job.replay.cost_of_ops))
 
 
 def _work_of_op(row: tuple[str | None, str | None, str | None]) -> Work:
@@ -384,7 +383,7 @@ def _work_of_op(row: tuple[str | None, str | None, str | None]) -> Work:
     return kernel_work(of_class, name or kind, None, None) if of_class in _CLASSES else _COMPUTE
 
 
-def _of_pipeline(job: PipelineSubject) -> Ops:
+def _ops_of_pipeline(job: PipelineSubject) -> Ops:
     replay = job.replay
     graph, work, gpu = replay.graph, [], []
     for number, block in enumerate(graph.blocks):
@@ -395,4 +394,21 @@ def _of_pipeline(job: PipelineSubject) -> Ops:
     workers, place = np.unique(np.concatenate(gpu), return_inverse=True)
     works = Works(tuple(_KINDS[name] for name in graph.label(0, "kind").names or ()), np.concatenate(work))
     cost_s = np.concatenate([matrix.ravel() for matrix in replay.durations.cost])
-    return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp)
+    firsts = np.cumsum([0, *(block.start.size for block in graph.blocks)]).tolist()
+    cells = [
+        np.arange(first, first + block.start.size).reshape(block.start.shape)
+        for first, block in zip(firsts, graph.blocks, strict=False)
+    ]
+
+    def priced(other_s: Floats) -> Intervention:
+        return SetCosts(tuple(other_s[ops] for ops in cells))
+
+    return Ops(replay, works, cost_s, place.astype(np.int64), workers // graph.layout.pp, cells, priced)
+
+
+#: How each kind of job is scaled, and how its ops are read.
+_OF_KIND: dict[type[Subject], tuple[type[Hardware], Callable[[Any], Ops]]] = {
+    GraphSubject: (Hardware, _ops_of_trace),
+    RecordingSubject: (HardwareOfRecording, _ops_of_recording),
+    PipelineSubject: (Hardware, _ops_of_pipeline),
+}

@@ -43,6 +43,8 @@ _SIZES = ("batch", "m", "n", "k")
 #: reaches this share of it; in another unit than seconds they do not.
 _MOST_OF_PEAK, _LEAST_OF_PEAK = 2.0, 0.01
 _LARGE_FLOP = 1e11
+#: Names of types as torch writes them.
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
 class PassportHead(Struct, frozen=True, kw_only=True):
@@ -184,10 +186,6 @@ def known_passport(gpu: str | None) -> Passport | None:
         bandwidth_gb_s=card.bytes_s / 1e9,
     )
     return Passport(head, pl.DataFrame(schema=KERNEL_SCHEMA))
-
-
-#: Names of types as torch writes them.
-_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float8": "fp8"}
 
 
 class OtherGpu(Struct, frozen=True, eq=False):

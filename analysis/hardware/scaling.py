@@ -49,6 +49,31 @@ _MEMORY_BOUND = ("elementwise", "copy", "norm", "softmax")
 _SIZES = ("batch", "m", "n", "k")
 #: Bytes of an element; a precision that is not here has 1.
 _WIDTH = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+#: Kinds of work that no other GPU makes faster.
+UNCHANGED = ("host", "host copy")
+#: Names of types in passports by those in traces.
+_TYPES = {
+    "float": "fp32", "double": "fp64", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
+    "c10::float8_e5m2": "fp8", "c10::float8_e4m3fnuz": "fp8", "c10::float8_e5m2fnuz": "fp8",
+}  # fmt: skip
+#: Kernels of float32 on tensor cores: TF32.
+_TENSOR_CORES = re.compile(r"tf32|s1688gemm|s16816gemm|nvjet", re.IGNORECASE)
+#: The type in the name of a kernel, the first that matches.
+_NAMED_TYPES = (
+    ("bf16", re.compile(r"bf16|bfloat", re.IGNORECASE)),
+    ("fp8", re.compile(r"e4m3|e5m2|fp8", re.IGNORECASE)),
+    ("fp16", re.compile(r"fp16|half|hgemm|(?<!b)f16|h884|h1688|h16816", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|s1688gemm", re.IGNORECASE)),
+    ("fp32", re.compile(r"sgemm|simt_s|ffma|float|f32", re.IGNORECASE)),
+)
+_NORM = re.compile(r"layer_?norm|rms_?norm", re.IGNORECASE)
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_COPY = re.compile(r"^aten::(copy_|clone|contiguous|cat|stack)$")
+_ACROSS = re.compile(r"(HtoD|DtoH|PtoP|HtoH)", re.IGNORECASE)
+#: What autocast computes in float32, in part of an operator's name: losses, and sums that would overflow.
+_FLOAT32 = re.compile(r"loss|embedding|group_norm|pow|exp|log|cumsum|prod", re.IGNORECASE)
+#: Columns of recordings.
+_READ = ("role", "kind", "name", "operator", "inputs")
 
 
 class Scaled(Struct, frozen=True):
@@ -260,31 +285,6 @@ def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_t
     return _Pairs(places, both["time_s_then"].to_numpy() - both["time_s"].to_numpy())
 
 
-#: Kinds of work that no other GPU makes faster.
-UNCHANGED = ("host", "host copy")
-#: Names of types in passports by those in traces.
-_TYPES = {
-    "float": "fp32", "double": "fp64", "c10::half": "fp16", "c10::bfloat16": "bf16", "c10::float8_e4m3fn": "fp8",
-    "c10::float8_e5m2": "fp8", "c10::float8_e4m3fnuz": "fp8", "c10::float8_e5m2fnuz": "fp8",
-}  # fmt: skip
-#: Kernels of float32 on tensor cores: TF32.
-_TENSOR_CORES = re.compile(r"tf32|s1688gemm|s16816gemm|nvjet", re.IGNORECASE)
-#: The type in the name of a kernel, the first that matches.
-_NAMED_TYPES = (
-    ("bf16", re.compile(r"bf16|bfloat", re.IGNORECASE)),
-    ("fp8", re.compile(r"e4m3|e5m2|fp8", re.IGNORECASE)),
-    ("fp16", re.compile(r"fp16|half|hgemm|(?<!b)f16|h884|h1688|h16816", re.IGNORECASE)),
-    ("tf32", re.compile(r"tf32|s1688gemm", re.IGNORECASE)),
-    ("fp32", re.compile(r"sgemm|simt_s|ffma|float|f32", re.IGNORECASE)),
-)
-_NORM = re.compile(r"layer_?norm|rms_?norm", re.IGNORECASE)
-_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-_COPY = re.compile(r"^aten::(copy_|clone|contiguous|cat|stack)$")
-_ACROSS = re.compile(r"(HtoD|DtoH|PtoP|HtoH)", re.IGNORECASE)
-#: What autocast computes in float32, in part of an operator's name: losses, and sums that would overflow.
-_FLOAT32 = re.compile(r"loss|embedding|group_norm|pow|exp|log|cumsum|prod", re.IGNORECASE)
-
-
 class Work(Struct, frozen=True):
     """What one op does. `kind`: as in passports, or attention, optimizer, compute (of any kind), or one of UNCHANGED.
 
@@ -306,10 +306,6 @@ class Works(Struct, frozen=True, eq=False):
 
     each: tuple[Work, ...]
     of_op: Ints
-
-
-#: Columns of recordings.
-_READ = ("role", "kind", "name", "operator", "inputs")
 
 
 def works_of(ops: pl.DataFrame, taken_s: Floats) -> Works:

@@ -9,22 +9,21 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.known_layers import layers_of
 from tracekit.analysis.fixes.layers import split_again
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.from_recording import recorded_model
 from tracekit.analysis.plans.optimize import TIME_LIMIT_S, optimize
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds, short
-from tracekit.report.conclusions import Fix
 from tracekit.report.questions import OptimizedPlan, Optimum
 from tracekit.report.report import Report
 
 #: Fixes that change the plan of a job, not its machines. Those with layers are plans themselves where layers are known.
-MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences")
+_MOVES = ("repartition-stages", "shift-work-from-slow-worker", "balance-sequences")
+_TOO_LARGE = "the space was too large to be searched to the end"
+PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
 def optimize_job(
@@ -41,17 +40,14 @@ def optimize_job(
 
     Raises TraceError for a job that is no pipeline of microbatches, or whose replay is not trusted.
     """
-    if not isinstance(job, PipelineJob):
-        raise TraceError(f"{short(job.trace.name)}: no pipeline of microbatches; plans need a pipeline trace")
-    trust = report.trust
-    if trust is not None and not trust.trustworthy:
+    subject, trust = job.pipeline_evidence(), report.trust
+    if not trust.trustworthy:
         raise TraceError(
             f"{short(job.trace.name)}: its replay is not trusted, so no plan is: {'; '.join(trust.reasons)}"
         )
-    subject = PipelineSubject.of(job.trace, job.replay)
     if subject.profile is None:
         raise TraceError(f"{short(job.trace.name)}: no computes; plans need a training job")
-    recorded = recorded_model(subject, layers_of(job.trace, layers))
+    recorded = recorded_model(subject, layers_of(subject.trace, layers))
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
     asked = replace(model, space=fixed, memory_gb=memory_gb)
@@ -62,16 +58,9 @@ def optimize_job(
         return subject.recorded_s - saving_s - timed(model, recorded.plan_with(split)).step_time_s
 
     optimum = optimize(asked, error=recorded.error, notes=recorded.notes, time_limit_s=time_limit_s, beyond_s=beyond_s)
-    moves = [fix for fix in report.fixes if fix.kind in MOVES and fix.saved_s and not _moves_layers(fix)]
+    worth = (fix for fix in report.fixes if fix.kind in _MOVES and fix.saved_s)
+    moves = [fix for fix in worth if not (fix.edit or "").startswith("layers=")]
     return replace(optimum, moves=moves)
-
-
-def _moves_layers(fix: Fix) -> bool:
-    return (fix.edit or "").startswith("layers=")
-
-
-TOO_LARGE = "the space was too large to be searched to the end"
-PLAN_HEADS = ("split", "step", "saves", "memory", "schedule", "microbatches", "recompute")
 
 
 def sentence(optimum: Optimum) -> str:
@@ -84,7 +73,7 @@ def sentence(optimum: Optimum) -> str:
         return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}"
     proof = "no plan is faster"
     if optimum.gap > 0:
-        proof = f"no plan takes less than {seconds(best.bound_s)} (a gap of {optimum.gap:.2%}: {TOO_LARGE})"
+        proof = f"no plan takes less than {seconds(best.bound_s)} (a gap of {optimum.gap:.2%}: {_TOO_LARGE})"
     tied = sum(plan.tied for plan in optimum.plans)
     if tied > 1 and optimum.error:
         proof += f"; {tied} plans are within the error of the replay, {optimum.error:.1%}"

@@ -10,19 +10,11 @@ from typing import Any
 
 from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
-from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.rl.rl_run import WARM_UP
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.report.compare import SAME_WORK, rates
 from tracekit.trace.facts import step_values, tokens_per_s
-from tracekit.trace.model import Format, OpKind
-from tracekit.trace.post_training import POST_TRAINING
-
-#: What a trace may say of its job that makes runs different ones.
-SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
 #: Of a single baseline.
 UNKNOWN_NOISE = (
@@ -46,7 +38,7 @@ def gate(
     that cannot be replayed, or whose times contradict each other.
     """
     for baseline in baselines:
-        if differing := "; ".join(_differences(_identity(baseline), _identity(run))):
+        if differing := "; ".join(_differences(baseline.identity(), run.identity())):
             which = f"the baseline {short(baseline.trace.name)}" if len(baselines) > 1 else "the baseline"
             raise SelectionError(f"{which} is of another job: {differing}; record a baseline of this one")
     *before, after = (job.spent(ignored) for job in (*baselines, run))
@@ -57,12 +49,12 @@ def gate(
     most = max((side.ops_a_step for side in before), key=lambda ops: abs(now / ops - 1))
     if abs(now / most - 1) > SAME_WORK:
         notes.append(f"a step has {most:,.0f} ops in the baseline and {now:,.0f} in the run")
-    if run.trace.metadata.get(POST_TRAINING, {}).get("format") == Format.TRAJECTORIES:
-        notes.append(f"the first {WARM_UP} steps of a run warm up and do not count")
+    if after.warm_up:
+        notes.append(f"the first {after.warm_up} steps of a run warm up and do not count")
     notes += [
         f"{short(job.trace.name)}: left out, as unlike the other steps: {side.unlike}"
         for job, side in zip((*baselines, run), (*before, after), strict=True)
-        if isinstance(side, SpentPhases) and side.unlike
+        if side.unlike
     ]
     if change := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
         notes.append(change)
@@ -87,20 +79,6 @@ def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[StepsSpent | SpentPhases]
             return None
         per_s.append(rate)
     return sum(per_s) / len(per_s)
-
-
-def _identity(job: Job) -> dict[str, Any]:
-    """What must be equal for two runs to be comparable, by the words for it; None if it is not known."""
-    trace = job.trace
-    if POST_TRAINING in trace.metadata:
-        return {"source": job.source, "engines": trace.sizes["world_size"] - 1}
-    recorded = "profiler_step" in job.replay.graph.label_names
-    identity = {"source": "a recording of GPUs" if recorded else job.source, **trace.sizes}
-    identity |= {name: trace.metadata.get(name) for name in SAME_JOB}
-    if isinstance(job, PipelineJob):
-        forwards = job.trace.ops.filter(job.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
-        return identity | {"forward computes a step": round(forwards / len(trace.steps))}
-    return identity | {"GPU": trace.metadata.get(KEPT, {}).get("gpu")}
 
 
 def _differences(baseline: dict[str, Any], run: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -19,18 +19,18 @@ from tracekit.analysis.diagnosis.of_graph import graph_assessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
-from tracekit.analysis.gpu.recorded import Kept, Recorded, late_ranks, measure_waits
+from tracekit.analysis.gpu.recorded import KEPT, Kept, Recorded, late_ranks, measure_waits
 from tracekit.analysis.graph.compiled import label_values, shown_values
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
 from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
-from tracekit.analysis.job.questions import answer_fix, answer_keep, by_labels, op_edits
+from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
-from tracekit.report.questions import ByLabel, Question
+from tracekit.report.questions import Question
 from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.op import OpTrace
 
@@ -98,31 +98,16 @@ class OfGraph(Job):
                 evidence = structs.replace(evidence, measured=asked.measured)
         else:
             asked.refuse_measured(self.ops.name, self.source)
-        gpus = len(self.graph.ops.mesh.ranks)
-        questions = [answer_fix(replay, text, gpus, evidence, op_edits) for text in asked.fix]
-        questions += [answer_keep(replay, text, gpus) for text in asked.keep]
+        check(replay, asked.fix)
+        questions = [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
+        questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
         tell("critical path")
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
-        ops = self.ops.ops
-        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
-        kinds = ["kind"] if "kind" in self.graph.ops.labels else []
-        label = "kind" if numbers and kinds else "peer"
-        return analysed(
-            name=self.ops.name,
-            evidence=evidence,
-            diagnosis=diagnose(graph_assessment(evidence), asked.metrics),
-            asked=asked,
-            questions=tuple(questions),
-            labels=tuple(labels),
-            critical_label=label,
-            critical_peers={str(peer): seconds for (peer,), seconds in path.seconds_by([label]).items()},
-            critical_kinds={str(kind): seconds for (kind,), seconds in path.seconds_by(kinds).items()} if kinds else {},
-            critical_ranks={int(rank or 0): seconds for (rank,), seconds in path.seconds_by(["rank"]).items()},
-            critical_delay_s=path.mean_delay_s,
-        ).analysis()
+        diagnosis = diagnose(graph_assessment(evidence), asked.metrics)
+        return analysed(evidence, diagnosis, asked, path, questions, labels).analysis()
 
     @cached_property
     def times(self) -> GraphTimes:
@@ -137,15 +122,20 @@ class OfGraph(Job):
             raise TraceError(f"{short(self.ops.name)}: its steps take no time; expected ops with durations in seconds")
         return times
 
-    def attribute_by(self, *labels: str) -> ByLabel:
-        return by_labels(self.replay, *labels)
+    def identity(self) -> dict[str, Any]:
+        recorded = {"source": "a recording of GPUs"} if "profiler_step" in self.graph.label_names else {}
+        return super().identity() | recorded | {"GPU": self.trace.metadata.get(KEPT, {}).get("gpu")}
+
+    @property
+    def _gpus(self) -> int:
+        return len(self.graph.ops.mesh.ranks)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
         _ = self.times  # or the error that there are none
-        gpus = len(self.graph.ops.mesh.ranks)
         if keep:
-            return answer_keep(self.replay, selection, gpus)
-        return answer_fix(self.replay, selection, gpus, self.evidence, op_edits)
+            return answer_keep(self.replay, selection, self._gpus)
+        check(self.replay, (selection,))
+        return answer_fix(self.replay, selection, self._gpus, self.evidence, op_edits)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""

@@ -6,13 +6,15 @@ In: `GraphSubject`, its diagnosis, who costs what, the critical path. Out: `Anal
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any, ClassVar
 
 import polars as pl
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
+from tracekit.analysis.attribution.critical_path import CriticalPath
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.exchanges import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
@@ -24,15 +26,14 @@ from tracekit.analysis.evidence.graph_subject import (
     unprofiled_step,
 )
 from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.gpu.recorded import Kept, Recorded
-from tracekit.analysis.job import experts
-from tracekit.analysis.job.build import SourceFigures, build, slowdown_error
+from tracekit.analysis.gpu.recorded import Recorded
+from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
 from tracekit.analysis.job.job import Analysis, ReportOptions
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.hardware import OnGpu, Unprofiled, gpu_tables, hardware_table, in_report
-from tracekit.report.questions import ByLabel, Experts, Overlap, Question, label_table, question_table
+from tracekit.report.hardware import OnGpu, Unprofiled, gpu_tables, in_report
+from tracekit.report.questions import ByLabel, Overlap, Question, label_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.tables import (
     ClockOfRank,
@@ -40,55 +41,69 @@ from tracekit.report.tables import (
     Contribution,
     Kernels,
     MarkedStep,
-    Number,
     OfRank,
     OnPath,
     Outline,
-    Section,
     Table,
-    Times,
     WaitFor,
 )
 from tracekit.trace.facts import Fact
 
-#: The most rows of ranks on a first screen.
-FEWEST_RANKS = 8
+#: The most rows of ranks on a first screen, and in their own table.
+_FEWEST_RANKS, _MOST_RANKS = 8, 16
+#: The most rows of waits and of parts of the critical path, and of kernels of no class; the latter in JSON.
+_MOST_WAITS, _MOST_KERNELS, _MOST_UNKNOWN = 8, 5, 20
+_MOST_REASONS, _WIDEST_NAME = 4, 40
+#: Smaller shares of a recording are not mentioned.
+_SMALLEST_SHARE = 0.005
+_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
+_NO_OVERHEAD = (
+    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
+    " torch.profiler"
+)
+_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
 
 
-class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
-    """Everything that is known of an analysed job of any shape. `evidence`: its graph and replay.
-
-    `critical_peers` (by the label `critical_label`, peer or kind), `critical_kinds`, `critical_ranks`: mean seconds per
-    step on the critical path of the recorded job, largest first; `critical_delay_s`: while nothing on it ran.
-    `labels`: those that jobs are usually attributed to, and those of `asked`.
+class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
+    """Everything that is known of an analysed job of any shape. `evidence`: its graph and replay; `path`: the critical
+    path of the recorded job. `labels`: those that jobs are usually attributed to, and those of `asked`.
     """
 
     #: What the critical path consists of where no op runs.
     between: ClassVar[str] = "launch delays"
 
-    name: str
     evidence: GraphSubject
     diagnosis: Diagnosis
     asked: ReportOptions
-    questions: tuple[Question, ...]
-    labels: tuple[ByLabel, ...]
-    critical_label: str
-    critical_peers: Mapping[str, float]
-    critical_kinds: Mapping[str, float]
-    critical_ranks: Mapping[int, float]
-    critical_delay_s: float
+    path: CriticalPath
+    questions: Sequence[Question]
+    labels: Sequence[ByLabel]
 
     def analysis(self) -> Analysis:
         """The report."""
-        return Analysis(build(self._source(), self.diagnosis, self.questions, self.labels), self.diagnosis)
+        evidence = self.evidence
+        report = build(
+            evidence,
+            self.diagnosis,
+            self.asked,
+            job=self._outline(),
+            times=self.times,
+            remarks=self._remarks(),
+            overview=self._overview(),
+            sections=self._sections(),
+            questions=self.questions,
+            labels=self.labels,
+            peers=not evidence.alone,
+            on_gpus=self._on_gpus(),
+            overlap=self._overlap(),
+            experts=experts_of_job(evidence, self.asked, self.diagnosis.causes),
+            trust=self._trust(),
+            verdict=self._verdict(),
+            keys=self._keys(),
+        )
+        return Analysis(report, self.diagnosis)
 
-    @cached_property
-    def mean(self) -> Times:
-        """The mean step."""
-        times = self.evidence.times
-        return Times(*(float(each.mean()) for each in (times.recorded, times.original, times.ideal)))
-
-    @cached_property
+    @property
     def times(self) -> StepTimes:
         """The times of each step."""
         times = self.evidence.times
@@ -104,7 +119,22 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return next((group.shares for group in self.labels if group.labels == (label,)), ())
 
     @cached_property
-    def on_gpus(self) -> Sequence[OnGpu]:
+    def _critical_label(self) -> str:
+        """What ops on the critical path are told apart by: comparable ops or, if these have numbers only, kinds."""
+        ops = self.evidence.trace.ops
+        numbers = ops["peer"].dtype.is_integer() if "peer" in ops.columns else False
+        return "kind" if numbers and "kind" in self.evidence.graph.ops.labels else "peer"
+
+    @cached_property
+    def _critical_peers(self) -> Mapping[str, float]:
+        """Seconds of the mean step that ops of each value of the label take on the critical path, largest first."""
+        return {str(value): spent_s for (value,), spent_s in self.path.seconds_by([self._critical_label]).items()}
+
+    @cached_property
+    def _critical_ranks(self) -> Mapping[int, float]:
+        return {int(rank or 0): spent_s for (rank,), spent_s in self.path.seconds_by(["rank"]).items()}
+
+    def _on_gpus(self) -> Sequence[OnGpu]:
         """What the job takes on the GPUs that were asked for."""
         if self.asked.hardware is None:
             return ()
@@ -112,26 +142,13 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         return on_other_gpus(self.evidence, self.asked.hardware)
 
-    def _source(self) -> SourceFigures:
-        evidence = self.evidence
-        overlap = experts.overlap_of(evidence, self.asked)
-        loads = experts.asked_experts(evidence, self.asked, self.diagnosis.causes)
-        times = evidence.times
-        return SourceFigures(
-            job=self._outline(),
-            times=self.times,
-            mean=self.mean,
-            slowdown=evidence.slowdown,
-            daily=evidence.daily,
-            wasted_gpu_hours=float((times.original - times.ideal).sum()) * evidence.gpus / 3600,
-            remarks=[*self._remarks(), *experts.remarks(overlap, loads, self.asked)],
-            overview=self._overview(),
-            sections=list(self._sections(loads)),
-            asked=self._asked_tables(overlap, loads),
-            trust=self._trust(),
-            verdict=self._verdict(),
-            keys=self._keys(overlap, loads),
-        )
+    def _overlap(self) -> Overlap | None:
+        """What is hidden, exposed and waiting in a recording; None if nobody asked, or for other op traces."""
+        if not self.asked.overlap or self.evidence.recorded is None:
+            return None
+        from tracekit.analysis.experts.overlap import find_overlap
+
+        return find_overlap(self.evidence.recorded)
 
     def _outline(self) -> Outline:
         steps, ops = len(self.evidence.steps), self.evidence.ops.height
@@ -143,9 +160,9 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         numbers = {"rank": len(evidence.ranks), **counts}
         sizes = ", ".join(counted(count, name) for name, count in numbers.items() if count)
         return Outline(
-            name=self.name,
+            name=evidence.trace.name,
             whole="recording" if evidence.whole == "recording" else "step",
-            sizes=f"{sizes} on {short(device, WIDEST_NAME)}" if device else sizes,
+            sizes=f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes,
             gpus=evidence.gpus,
             ranks=len(evidence.ranks),
             **own,
@@ -159,22 +176,20 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """The tables of the first screen."""
         return [self._critical_path()]
 
-    def _sections(self, loads: Experts | None) -> Iterator[Section]:
+    def _sections(self) -> Iterator[Table]:
         if len(self.evidence.ranks) > 1:
             yield self._method()
         yield from self._tables_of_source()
         yield self._critical_path()
-        yield from (label_table(group) for group in self._usual_labels if group not in self._labels_wanted)
-        if not self.asked.wants_experts:
-            yield from experts.loads(loads)
+        yield from (label_table(group) for group in self._usual_labels() if not is_asked(group, self.asked))
 
     def _method(self) -> Table:
         """The times that S is made of, and what the worst ranks cost alone."""
-        times = {"recorded": self.mean.recorded, "launch delays removed": self.mean.original,
-                 "and all ranks alike": self.mean.ideal}  # fmt: skip
+        mean = mean_times(self.times)
+        times = {"recorded": mean.recorded, "launch delays removed": mean.original, "and all ranks alike": mean.ideal}
         slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
         rows = ((name, seconds(time_s)) for name, time_s in times.items())
-        worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:FEWEST_RANKS]
+        worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:_FEWEST_RANKS]
         alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
         return Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown), *alone))
 
@@ -182,31 +197,17 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         """Yield the tables that only some sources have."""
         yield from ()
 
-    @property
     def _usual_labels(self) -> Sequence[ByLabel]:
         """The labels whose tables are shown unasked."""
         return self.labels
 
-    @property
-    def _labels_wanted(self) -> list[ByLabel]:
-        """The labels that a reader asked for."""
-        return [group for group in self.labels if ",".join(group.labels) in self.asked.by]
-
-    def _asked_tables(self, overlap: Overlap | None, loads: Experts | None) -> list[Section]:
-        evidence, answers = self.evidence, []
-        if self.questions:
-            answers.append(question_table(self.questions, evidence.whole, daily=evidence.daily))
-        labels = [label_table(group, peers=not evidence.alone) for group in self._labels_wanted]
-        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
-        return [*gpus, *answers, *labels, *experts.asked_tables(overlap, loads, self.asked)]
-
     def _critical_path(self) -> Table:
         """The critical path of the recorded job, by op class and by rank."""
-        recorded_s = self.mean.recorded
+        recorded_s = self.evidence.recorded_s
         parts = [
-            *((short(name), spent_s) for name, spent_s in list(self.critical_peers.items())[:MOST_WAITS]),
-            (self.between, self.critical_delay_s),
-            *((f"rank {rank}", spent_s) for rank, spent_s in list(self.critical_ranks.items())[:MOST_WAITS]),
+            *((short(name), spent_s) for name, spent_s in list(self._critical_peers.items())[:_MOST_WAITS]),
+            (self.between, self.path.mean_delay_s),
+            *((f"rank {rank}", spent_s) for rank, spent_s in list(self._critical_ranks.items())[:_MOST_WAITS]),
         ]
         rows = tuple((name, seconds(spent_s), f"{spent_s / recorded_s * 100:.0f}%") for name, spent_s in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
@@ -217,16 +218,18 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
     def _verdict(self) -> dict[str, Any]:
         return {"culprit": self._rank_to_blame()}
 
-    def _keys(self, overlap: Overlap | None, loads: Experts | None) -> dict[str, Any]:
-        evidence = self.evidence
-        paths = [*self.critical_peers.items(), (None, self.critical_delay_s)]
-        keys: dict[str, Any] = {
+    def _keys(self) -> dict[str, Any]:
+        evidence, label = self.evidence, self._critical_label
+        kinds = self.path.seconds_by(["kind"]) if "kind" in evidence.graph.ops.labels else {}
+        peers: list[tuple[Any, float]] = [*self._critical_peers.items(), (None, self.path.mean_delay_s)]
+        return {
             "gaps": list(evidence.graph.ops.gaps),
-            "critical_path": [on_path(self.critical_label, name, spent) for name, spent in paths],
-            "critical_kinds": [OnPath(kind=kind, recorded_s=spent) for kind, spent in self.critical_kinds.items()],
-            "critical_ranks": [OnPath(rank=rank, recorded_s=spent) for rank, spent in self.critical_ranks.items()],
+            "critical_path": [OnPath(**{label: value}, recorded_s=spent_s) for value, spent_s in peers],
+            "critical_kinds": [OnPath(kind=str(kind), recorded_s=spent_s) for (kind,), spent_s in kinds.items()],
+            "critical_ranks": [OnPath(rank=rank, recorded_s=spent_s) for rank, spent_s in self._critical_ranks.items()],
             "by_rank": [
-                OfRank(rank, *self._cost_alone(rank), evidence.hosts.get(rank)) for rank in sorted(self.shares_by_rank)
+                OfRank(rank, **self._cost_alone(rank), host=evidence.hosts.get(rank))
+                for rank in sorted(self.shares_by_rank)
             ],
             "by_kind": [
                 Contribution(
@@ -239,20 +242,12 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
                 for share in self._shares("kind")
             ],
         }
-        keys |= self._keys_of_source()
-        if self.on_gpus:
-            keys["gpus"] = [*self.on_gpus, *keys.get("gpus", ())]
-        asked = {"overlap": overlap, "experts": loads}
-        return keys | {name: answer for name, answer in asked.items() if answer is not None}
 
-    def _keys_of_source(self) -> dict[str, Any]:
-        """The keys that only some sources have."""
-        return {}
-
-    def _cost_alone(self, rank: int) -> tuple[Number, Number]:
+    def _cost_alone(self, rank: int) -> dict[str, Any]:
         """S of a rank alone, and its error."""
         share = self.shares_by_rank.get(rank)
-        return (None, None) if share is None else (number(share.slowdown), number(share.error))
+        costs = (None, None) if share is None else (number(share.slowdown), number(share.error))
+        return dict(zip(("slowdown", "slowdown_error"), costs, strict=True))
 
     def _rank_to_blame(self) -> RankToBlame | None:
         """The rank that stands out, with the findings on it; None if there is none."""
@@ -275,22 +270,7 @@ class AnalysedGraph(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         return RankToBlame(culprit.rank, host, culprit.saved_s, *waits, causes)
 
 
-#: The most rows of ranks.
-_MOST_RANKS = 16
-_MOST_REASONS = 4
-#: Smaller shares of a recording are not mentioned.
-_SMALLEST_SHARE = 0.005
-#: The number of unclassified kernels in JSON.
-_MOST_UNKNOWN = 20
-_OPS_ONLY = "of the recording, only the ops are kept: no kernels, clocks, collectives"
-_NO_OVERHEAD = (
-    "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
-    " torch.profiler"
-)
-_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
-
-
-class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
+class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
     """Everything that is known of an analysed recording of GPUs."""
 
     between: ClassVar[str] = "between ops"
@@ -317,7 +297,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
             gpu=summary.gpu,
             gpu_ops=summary.gpu_ops,
             gpu_ops_without_launch=summary.without_launch,
-            **({} if recorded is None else {"host_calls": recorded.recording.calls.height}),
+            host_calls=UNSET if recorded is None else recorded.recording.calls.height,
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
@@ -332,7 +312,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
 
     def _overview(self) -> list[Table]:
         recorded = self._recorded
-        return [] if recorded is None or self._alone else [self._ranks(recorded, FEWEST_RANKS)]
+        return [] if recorded is None or self._alone else [self._ranks(recorded, _FEWEST_RANKS)]
 
     def _tables_of_source(self) -> Iterator[Table]:
         recorded, gpu = self._recorded, self._alone
@@ -340,11 +320,10 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
             yield from gpu_tables(gpu)
         if recorded is not None and gpu is None:
             yield self._ranks(recorded, _MOST_RANKS)
-            yield waits_table(recorded)
+            yield _waits(recorded)
         if recorded is not None:
-            yield kernels_table(recorded)
+            yield _kernels(recorded)
 
-    @property
     def _usual_labels(self) -> Sequence[ByLabel]:
         if self._alone is not None:
             return ()
@@ -365,7 +344,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
             rows.append((str(rank.rank), *waits, *shares, seconds(rank.span_s)))
         waits = ("sole delay", "waits") if several else ()
         heads = ("rank", *waits, "compute", "comm", "exposed", "idle", "of")
-        return shortened("Ranks", heads, rows, most)
+        return _shortened("Ranks", heads, rows, most)
 
     def _trust(self) -> dict[str, Any]:
         unexplained, recorded = self.evidence.unexplained, self._recorded
@@ -378,25 +357,25 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
             "edges": unexplained.edges,
             "inferred_edges": unexplained.inferred,
             "violations": unexplained.violations,
-            **({} if recorded is None else {"host_ahead_of_gpu_s": recorded.skew_s}),
+            "host_ahead_of_gpu_s": UNSET if recorded is None else recorded.skew_s,
         }
 
     def _verdict(self) -> dict[str, Any]:
         return {**super()._verdict(), "exposed_communication_s": exposed_communication_s(self.evidence)}
 
-    def _keys_of_source(self) -> dict[str, Any]:
-        recorded = self._recorded
-        return self._of_kept(self.evidence.summary) | ({} if recorded is None else self._of_recording(recorded))
-
-    def _of_kept(self, summary: Kept) -> dict[str, Any]:
-        gpus = [in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in summary.gpus]
-        spent = StepsSpent(self.evidence.replay)
-        marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else ()
-        return {
-            "recording_time_s": self.mean,
-            **({"marked_steps": [MarkedStep(*step) for step in marked]} if spent.marked else {}),
-            **({"gpu": gpus[0]} if self.evidence.alone and gpus else {"gpus": gpus}),
+    def _keys(self) -> dict[str, Any]:
+        evidence, recorded = self.evidence, self._recorded
+        gpus = [
+            in_report(times, self.diagnosis.causes, self._unprofiled(times.rank)) for times in evidence.summary.gpus
+        ]
+        spent = StepsSpent(evidence.replay)
+        marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else None
+        keys = super()._keys() | {
+            "recording_time_s": mean_times(self.times),
+            "marked_steps": UNSET if marked is None else [MarkedStep(*step) for step in marked],
+            **({"gpu": gpus[0]} if evidence.alone and gpus else {"gpus": gpus}),
         }
+        return keys if recorded is None else keys | self._keys_of_recording(recorded)
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
@@ -408,39 +387,29 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
         how = cost.words if job.measured is None else job.measured.words
         return Unprofiled(profiled_s, step, profiled_s - step.value, operator_s, how)
 
-    def _of_recording(self, recorded: Recorded) -> dict[str, Any]:
-        recording, clocks, waits = recorded.recording, recorded.clocks, recorded.waits
-        columns = (clocks.ahead, clocks.uncertainty, clocks.collectives)
+    def _keys_of_recording(self, recorded: Recorded) -> dict[str, Any]:
+        recording, matches, clocks, waits = recorded.recording, recorded.matches, recorded.clocks, recorded.waits
         by_rank = zip(recorded.breakdowns, waits.wait.tolist(), waits.sole_delay.tolist(), strict=True)
+        columns = (clocks.ahead.tolist(), clocks.uncertainty.tolist(), clocks.collectives.tolist())
         return {
             "by_rank": [
                 OfRank(
-                    parts.rank,
-                    *self._cost_alone(parts.rank),
-                    recording.hosts.get(parts.rank),
-                    parts.span_s,
-                    parts.compute_s,
-                    parts.communication_s,
-                    parts.exposed_communication_s,
-                    parts.memory_s,
-                    parts.idle_s,
-                    wait,
-                    sole_delay,
+                    **asdict(parts),
+                    **self._cost_alone(parts.rank),
+                    host=recording.hosts.get(parts.rank),
+                    wait_s=wait,
+                    sole_delay_s=sole_delay,
                 )
                 for parts, wait, sole_delay in by_rank
             ],
-            "collectives": Collectives(
-                recorded.matches.matched, recorded.matches.unmatched, list(recorded.matches.groups)
-            ),
+            "collectives": Collectives(matches.matched, matches.unmatched, list(matches.groups)),
             "clocks": [
                 ClockOfRank(rank, ahead_s, number(uncertainty_s), collectives)
-                for rank, ahead_s, uncertainty_s, collectives in zip(
-                    clocks.ranks, *(column.tolist() for column in columns), strict=True
-                )
+                for rank, ahead_s, uncertainty_s, collectives in zip(clocks.ranks, *columns, strict=True)
             ],
             "wait_for": [WaitFor(group, rank, other, waited) for waited, rank, other, group in waits.each()],
-            "kernel_classes": kernel_rows(recorded.kernel_time),
-            "unknown_kernels": kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
+            "kernel_classes": _kernel_rows(recorded.kernel_time),
+            "unknown_kernels": _kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
         }
 
 
@@ -458,43 +427,32 @@ def _gpu_in_words(gpu: GpuTimes) -> str:
     return f"{', '.join(parts)}{why}"
 
 
-#: The most rows of waits, and of kernels of no class.
-MOST_WAITS, _MOST_KERNELS = 8, 5
-WIDEST_NAME = 40
-
-
-def shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
+def _shortened(title: str, heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int) -> Table:
     """A table of the first `most` rows."""
     note = f"the costliest {most} of {len(rows)}; all with --json" if len(rows) > most else None
     return Table(title, heads, tuple(rows[:most]), note)
 
 
-def waits_table(recorded: Recorded) -> Table:
+def _waits(recorded: Recorded) -> Table:
     """Which rank waits for which, longest first."""
     rows = [
         (f"rank {rank}", f"rank {other}", seconds(waited), short(group))
         for waited, rank, other, group in sorted(recorded.waits.each(), reverse=True)
     ]
-    return shortened("Waits", ("waits", "for", "in collectives", "group"), rows, MOST_WAITS)
+    return _shortened("Waits", ("waits", "for", "in collectives", "group"), rows, _MOST_WAITS)
 
 
-def on_path(label: str, name: str | None, recorded_s: float) -> OnPath:
-    """A row of the critical path. `label`: what its ops differ by, "kind" or "peer"; `name`: None for delays."""
-    return OnPath(kind=name, recorded_s=recorded_s) if label == "kind" else OnPath(peer=name, recorded_s=recorded_s)
-
-
-def kernel_rows(kernels: pl.DataFrame) -> list[Kernels]:
-    """The rows of a frame of kernels, as a report has them."""
+def _kernel_rows(kernels: pl.DataFrame) -> list[Kernels]:
     return [Kernels(**row) for row in kernels.iter_rows(named=True)]
 
 
-def kernels_table(recorded: Recorded) -> Table:
+def _kernels(recorded: Recorded) -> Table:
     """Time by class of kernels, and the longest kernels of no class."""
     times, unknown = recorded.kernel_time, recorded.unknown_kernels.head(_MOST_KERNELS)
     total = float(times["seconds"].sum()) or 1.0
     named = [
         *times.iter_rows(),
-        *((f"  {short(name, WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
+        *((f"  {short(name, _WIDEST_NAME)}", ops, spent) for name, ops, spent in unknown.iter_rows()),
     ]
     rows = tuple((name, f"{ops:,}", seconds(spent), f"{spent / total * 100:.0f}%") for name, ops, spent in named)
     return Table("Kernels", ("Kernels", "ops", "time", "share"), rows)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
-from tracekit.analysis.job.gate_jobs import SAME_JOB
+from tracekit.analysis.job.job import SAME_JOB
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import student_tail

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
+    from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.measured_steps import MeasuredSteps
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from tracekit.report.findings import Findings, Unanalysed
     from tracekit.report.questions import ByLabel, Question
     from tracekit.store.catalogue_rows import AnyTrace
+
+#: What a trace may say of its job that makes runs different ones.
+SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[str], None]
@@ -147,12 +151,18 @@ class Job(ABC):
         """Build now what answers are made from, which takes long."""
         _ = self.replay
 
-    @abstractmethod
+    def pipeline_evidence(self) -> PipelineSubject:
+        """Return the evidence that plans follow from. Raises TraceError for a job that is no pipeline."""
+        raise TraceError(f"{short(self.trace.name)}: no pipeline of microbatches; plans need a pipeline trace")
+
     def attribute_by(self, *labels: str) -> ByLabel:
         """Return exact S_x for each value of a label of the ops, or for each combination of values of several labels.
 
         Raises SelectionError for a label that the job does not have, or one with too many values.
         """
+        from tracekit.analysis.job.questions import by_labels
+
+        return by_labels(self.replay, *labels)
 
     @abstractmethod
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
@@ -176,6 +186,11 @@ class Job(ABC):
         from tracekit.analysis.attribution.by_label import StepsSpent
 
         return StepsSpent(self.replay, ignored)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be equal for two runs to be comparable, by the words for it; None if it is not known."""
+        metadata = self.trace.metadata
+        return {"source": self.source, **self.trace.sizes, **{name: metadata.get(name) for name in SAME_JOB}}
 
     @property
     def has_workers(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -16,13 +16,14 @@ from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progres
 from tracekit.analysis.replay import Method
 from tracekit.base.text import short
 from tracekit.trace.canonical import Trace
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.attribution.attribution import Attribution
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.job.pipeline_report import ReplayedJob
     from tracekit.analysis.replay.engine import JobGraph, JobReplay
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.questions import Question
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,9 +46,6 @@ class PipelineJob(Job):
     def has_workers(self) -> bool:
         return True
 
-    def refuse_bubbles(self, asked: ReportOptions) -> None:
-        pass
-
     @cached_property
     def replay(self) -> JobReplay:
         """The job's dependency graph and durations. Raises GraphError if its ops contradict each other."""
@@ -62,13 +60,9 @@ class PipelineJob(Job):
     @cached_property
     def attribution(self) -> Attribution:
         """What stragglers cost, and which ones."""
-        return self.attribute()
-
-    def attribute(self, progress: Progress | None = None) -> Attribution:
-        """Like `attribution`; calls `progress` with the name of each stage of the work."""
         from tracekit.analysis.attribution.attribute import attribute
 
-        return attribute(self.replay, progress=progress)
+        return attribute(self.replay)
 
     def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
         attribution = None if progress is not None else lambda: self.attribution
@@ -85,24 +79,21 @@ class PipelineJob(Job):
             published=published_graph(self.trace, self._graph),
         )
 
-    def attribute_by(self, *labels: str) -> ByLabel:
-        """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
+    def pipeline_evidence(self) -> PipelineSubject:
+        return self.evidence
 
-        Raises SelectionError for a label that the job does not have, or one with too many values.
-        """
-        from tracekit.analysis.job.questions import by_labels
-
-        return by_labels(self.replay, *labels)
+    def identity(self) -> dict[str, Any]:
+        forwards = self.trace.ops.filter(self.trace.ops["kind"] == OpKind.FORWARD_COMPUTE).height
+        return super().identity() | {"forward computes a step": round(forwards / len(self.trace.steps))}
 
     def redacted(self) -> PipelineJob:
         return PipelineJob(self.trace.redacted(), self.method)
 
     def without_steps(self, steps: Sequence[int]) -> PipelineJob:
-        """The same job as if these steps had not been recorded. Raises SelectionError if nothing is left."""
         return PipelineJob(self.trace.without_steps(steps), self.method)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        """What if the selected ops were as fast as their peers? With `keep`: what if only they were as recorded?
+        """See `Job.answer`.
 
         "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
         """
@@ -122,11 +113,6 @@ class PipelineJob(Job):
         return PipelineSubject.of(self.trace, self.replay, lambda: self.attribution)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
-        """Write the recorded, original and ideal timeline for ui.perfetto.dev, as .json.gz. Raises OutputError.
-
-        `steps`: step numbers to write; by default all, or the slowest ones if all are too many for a browser. Raises
-        SelectionError if none of `steps` is in the job.
-        """
         from tracekit.analysis.attribution.critical_path import critical_ops
         from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame

@@ -7,228 +7,42 @@ as their replay, and nothing reads them again once the graph exists.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
-from tracekit.analysis.attribution.attribution import Attribution
+from tracekit.analysis.attribution.attribution import Attribution, gaps_text
 from tracekit.analysis.attribution.patterns import stalls_of
+from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.exchanges import exchanges_of
-from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.fixes.known_layers import check_layers
-from tracekit.analysis.graph.posting import Posting, PostingRule
-from tracekit.analysis.job import experts
-from tracekit.analysis.job import pipeline_words as words
-from tracekit.analysis.job.build import SourceFigures, build
-from tracekit.analysis.job.job import Analysis, ReportOptions
+from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.job.build import build, experts_of_job
+from tracekit.analysis.job.job import Analysis, Progress, ReportOptions
 from tracekit.analysis.job.pipeline_tables import WorkerLanes, rows_of_pipeline
 from tracekit.analysis.numeric.arrays import number
 from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobGraph, JobReplay
 from tracekit.analysis.replay.pipeline_costs import OCCASIONAL, OCCASIONAL_BY_STAGE
 from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
-from tracekit.report.hardware import OnGpu, hardware_table
-from tracekit.report.questions import Bubbles, ByLabel, Experts, Question, label_table, question_table
+from tracekit.base.text import counted, listed, seconds
+from tracekit.report.hardware import OnGpu
+from tracekit.report.questions import Bubbles, ByLabel, Question
 from tracekit.report.report import StepTimes
-from tracekit.report.tables import (
-    BarTimeline,
-    ClockReport,
-    Coverage,
-    CoverageGap,
-    MethodUsed,
-    Outline,
-    Section,
-    Table,
-    Times,
-    WorkerClock,
-)
+from tracekit.report.tables import ClockReport, Coverage, CoverageGap, MethodUsed, Outline, Picture, Table, WorkerClock
 from tracekit.trace.canonical import Trace
-from tracekit.trace.facts import Fact, StepValues, TraceCoverage, step_values
-from tracekit.trace.model import Layout, Worker
+from tracekit.trace.facts import TraceCoverage, step_values
+from tracekit.trace.model import Worker
 
-if TYPE_CHECKING:
-    from tracekit.report.hardware import OnGpu
-    from tracekit.report.questions import ByLabel, Question
-
-
-class PublishedView(Struct, frozen=True):
-    """S by the published method, and why it can differ from tracekit's."""
-
-    slowdown: float
-    reasons: tuple[str, ...]
-
-
-class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False):
-    """Everything that is known of an analysed pipeline.
-
-    `layout`, `ops`: its parallel sizes, how many ops were analysed. `coverage`: what the trace lacks; `dropped_lanes`:
-    (step, dp_rank) that lack a stage, `left_out_steps`: steps that some DP ranks lack, or that were cut; both are left
-    out. `ranks`: the global rank of each worker, `hosts`: the node of each rank, as far as the trace names them.
-    `attribution`: what stragglers cost, and who they are. `method`: the rules of the analysis. `clocks`: which clocks
-    were corrected. `posting`: when receives are posted, as inferred from the recording. `published`: S by the published
-    method, None if it cannot differ. `replay`: the source of the figures of single steps. `exchanges`: the all-to-alls
-    and the work between them, None without any. `evidence_steps`: causes, fixes and answers follow from so many steps,
-    None for all; `replay` has only these. `asked`, `questions`, `labels`: what a reader asked for, and answers.
-    """
-
-    name: str
-    layout: Layout
-    ops: int
-    coverage: TraceCoverage
-    dropped_lanes: tuple[tuple[int, int], ...]
-    left_out_steps: tuple[int, ...]
-    ranks: Mapping[Worker, int]
-    hosts: Mapping[int, str]
-    attribution: Attribution
-    diagnosis: Diagnosis
-    method: Method
-    clocks: ClockReport
-    posting: PostingRule
-    replay: JobReplay
-    published: PublishedView | None
-    exchanges: GraphSubject | None
-    step_values: StepValues
-    asked: ReportOptions
-    questions: tuple[Question, ...]
-    labels: tuple[ByLabel, ...]
-    on_gpus: Sequence[OnGpu] = ()
-    evidence_steps: int | None = None
-
-    def analysis(self) -> Analysis:
-        """The report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
-        report = build(self._source(), self.diagnosis, self.questions, self.labels)
-        return Analysis(report, self.diagnosis, WorkerLanes(self.attribution, self.replay))
-
-    def _source(self) -> SourceFigures:
-        attribution, bubbles = self.attribution, self._bubbles()
-        loads = experts.asked_experts(self.exchanges, self.asked, self.diagnosis.causes)
-        daily = all(lack.fact is not Fact.COMPUTE for lack in self.diagnosis.lacks)
-        overview = _bubble_tables(bubbles)
-        return SourceFigures(
-            job=self._outline(),
-            times=StepTimes(
-                np.asarray(attribution.steps, np.int32), attribution.recorded, attribution.original, attribution.ideal
-            ),
-            mean=Times(
-                attribution.recorded_s,
-                attribution.original_s,
-                attribution.ideal_s,
-                float(attribution.with_delays.mean()),
-            ),
-            slowdown=attribution.slowdown,
-            daily=daily,
-            wasted_gpu_hours=attribution.wasted_gpu_hours,
-            remarks=[
-                *words.pipeline_remarks(self),
-                *_bubble_remarks(bubbles),
-                *experts.remarks(None, loads, self.asked),
-            ],
-            overview=overview,
-            sections=[*overview, *self._picture(bubbles), *([] if self.asked.wants_experts else experts.loads(loads))],
-            asked=self._asked_tables(loads, daily=daily),
-            trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
-            keys=self._keys(bubbles, loads),
-            step_values=self.step_values,
-        )
-
-    def _outline(self) -> Outline:
-        return Outline(
-            name=self.name,
-            source="pipeline",
-            whole="step",
-            sizes=words.pipeline_sizes(self),
-            gpus=self.layout.world_size,
-            steps=len(self.attribution.steps),
-            layout=self.layout,
-            ops=self.ops,
-            evidence_steps=UNSET if self.evidence_steps is None else self.evidence_steps,
-        )
-
-    def _bubbles(self) -> Bubbles | None:
-        """Where stages are idle, with the prices of schedules; None if nobody asked."""
-        if not self.asked.wants_bubbles:
-            return None
-        from tracekit.analysis.bubbles.bubbles import find_bubbles
-
-        return find_bubbles(self.replay, self.asked.schedules)
-
-    def _picture(self, bubbles: Bubbles | None) -> list[BarTimeline]:
-        """The slowest step, as recorded and under the schedules that were priced."""
-        if bubbles is None or bubbles.window_s is None:
-            return []
-        from tracekit.analysis.bubbles.picture import draw_step, timeline_of
-        from tracekit.analysis.job.bubbles_words import summary
-
-        step = int(self.attribution.steps[self.attribution.recorded.argmax()])
-        drawn = draw_step(
-            self.replay, step, schedules=[row.schedule for row in bubbles.schedules if row.refused is None]
-        )
-        return [timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))]
-
-    def _asked_tables(self, loads: Experts | None, *, daily: bool) -> list[Section]:
-        answers = [question_table(self.questions, "step", daily=daily)] if self.questions else []
-        gpus = [hardware_table(self.on_gpus)] if self.on_gpus else []
-        return [*gpus, *answers, *map(label_table, self.labels), *experts.asked_tables(None, loads, self.asked)]
-
-    def _keys(self, bubbles: Bubbles | None, loads: Experts | None) -> dict[str, Any]:
-        attribution, published = self.attribution, self.published
-        gaps = [
-            CoverageGap(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
-            for gap in attribution.gaps
-        ]
-        return {
-            "method": MethodUsed(
-                self.method,
-                None if published is None else number(published.slowdown),
-                [] if published is None else list(published.reasons),
-            ),
-            "clocks": self.clocks,
-            "posting": self.posting,
-            "coverage": Coverage(
-                workers_expected=self.coverage.workers_expected,
-                workers_traced=self.coverage.workers_traced,
-                worker_steps_expected=self.coverage.worker_steps_expected,
-                worker_steps_traced=self.coverage.worker_steps_traced,
-                missing_workers=list(self.coverage.missing_workers),
-                gaps=gaps,
-                slowdown_as_recorded=number(attribution.slowdown_as_recorded),
-                hidden_slowdown=number(attribution.hidden_slowdown),
-                left_out_steps=list(self.left_out_steps),
-                dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in self.dropped_lanes],
-                inferred_transfers=self.replay.graph.inferred_transfers,
-            ),
-            "bubbles": bubbles,
-            **({} if loads is None else {"experts": loads}),
-            **({"gpus": self.on_gpus} if self.on_gpus else {}),
-            "m_w": number(attribution.m_w),
-            "m_s": number(attribution.m_s),
-            "slowest_workers": list(attribution.slowest_workers),
-            **rows_of_pipeline(attribution, self.ranks, self.hosts),
-        }
-
-
-def _bubble_tables(bubbles: Bubbles | None) -> list[Table]:
-    if bubbles is None:
-        return []
-    from tracekit.analysis.job import bubbles_words
-
-    return list(bubbles_words.tables(bubbles))
-
-
-def _bubble_remarks(bubbles: Bubbles | None) -> Iterator[tuple[str, str]]:
-    if bubbles is not None:
-        from tracekit.analysis.job import bubbles_words
-
-        yield "Bubbles", bubbles_words.sentence(bubbles)
-
-
-Progress = Callable[[str], None]
+#: The number of clocks to name.
+_MOST_CLOCKS = 3
 
 
 class ReplayedJob(Struct, frozen=True):
@@ -266,21 +80,22 @@ class ReplayedJob(Struct, frozen=True):
         attribution: Callable[[], Attribution] | None = None,
     ) -> AnalysedPipeline:
         """Everything from which the report follows."""
-        check_layers(self.trace, asked.layers)
-        asked.refuse_measured(self.trace.name, "a pipeline trace")
-        graph, method, loads = self.graph.graph, self.graph.method, asked.expert_loads
-        gpus = self.trace.layout.world_size
+        trace, replay = self.trace, self.replay
+        check_layers(trace, asked.layers)
+        asked.refuse_measured(trace.name, "a pipeline trace")
+        gpus = trace.layout.world_size
         questions: list[Question] = []
         keeping: list[Question] = []
         labels: list[ByLabel] = []
         if asked.fix or asked.keep or asked.by:
             from tracekit.analysis.job.questions import answer_keep, by_labels, check
 
-            check(self.replay, asked.fix)
-            keeping = [answer_keep(self.replay, text, gpus) for text in asked.keep]
-            labels += [by_labels(self.replay, *text.split(",")) for text in asked.by]
-        attributed = attribute(self.replay, progress=progress) if attribution is None else attribution()
-        subject = structs.replace(PipelineSubject.of(self.trace, self.replay, lambda: attributed), expert_loads=loads)
+            check(replay, asked.fix)
+            keeping = [answer_keep(replay, text, gpus) for text in asked.keep]
+            labels += [by_labels(replay, *text.split(",")) for text in asked.by]
+        attributed = attribute(replay, progress=progress) if attribution is None else attribution()
+        subject = PipelineSubject.of(trace, replay, lambda: attributed)
+        subject = structs.replace(subject, expert_loads=asked.expert_loads)
         on_gpus: Sequence[OnGpu] = ()
         if asked.hardware is not None:
             from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
@@ -289,56 +104,233 @@ class ReplayedJob(Struct, frozen=True):
         if asked.fix:
             from tracekit.analysis.job.questions import answer_fix, pipeline_edits
 
-            questions = [answer_fix(self.replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
+            questions = [answer_fix(replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
         if progress is not None:
             progress("causes and fixes")
-        exchanges = exchanges_of(subject)
-        if loads is not None and exchanges is None:
-            raise loads.without_experts(self.trace.name)
+        if asked.expert_loads is not None and exchanges_of(subject) is None:
+            raise asked.expert_loads.without_experts(trace.name)
+        assessed = PipelineAssessment(subject, stalls_of(replay, attributed), asked.layers, self.graph.method)
         return AnalysedPipeline(
-            name=self.trace.name,
-            layout=self.trace.layout,
-            ops=self.ops,
-            coverage=self.trace.coverage(),
-            dropped_lanes=graph.dropped_lanes,
-            left_out_steps=self.replay.left_out_steps,
-            ranks=self.trace.worker_ranks(),
-            hosts=self.trace.hosts,
+            job=self,
+            subject=subject,
             attribution=attributed,
-            diagnosis=diagnose(
-                PipelineAssessment(subject, stalls_of(self.replay, attributed), asked.layers, method), asked.metrics
-            ),
-            method=method,
-            clocks=_clock_report(self.replay, method),
-            posting=graph.posting,
-            replay=self.replay,
-            published=_published_view(self.graph, self.published),
-            exchanges=exchanges,
-            step_values=step_values(self.trace.metadata),
+            diagnosis=diagnose(assessed, asked.metrics),
             asked=asked,
             questions=(*questions, *keeping),
-            labels=tuple(labels),
+            labels=labels,
             on_gpus=on_gpus,
+            published=_published_view(self.graph, self.published),
+            coverage=trace.coverage(),
+            ranks=trace.worker_ranks(),
         )
 
 
-def _clock_report(replay: JobReplay, method: Method) -> ClockReport:
-    """Which clocks were off, and which could not be compared."""
-    clocks, graph = replay.clocks, replay.graph
-    offsets = [
-        WorkerClock(
-            graph.dp_ranks[int(dp_index)],
-            int(stage),
-            float(clocks.offset_s[stage, dp_index]),
-            float(clocks.error_s[stage, dp_index]),
-            float(clocks.drift[stage, dp_index]),
-            float(clocks.jump_s[stage, dp_index]),
-            int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
+class PublishedView(Struct, frozen=True):
+    """S by the published method, and why it can differ from tracekit's."""
+
+    slowdown: float
+    reasons: tuple[str, ...]
+
+
+class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """Everything that is known of an analysed pipeline.
+
+    `subject`: what causes, fixes and answers follow from, and `attribution`: what stragglers cost, and who they are.
+    `asked`, `questions`, `labels`, `on_gpus`: what a reader asked for, and answers. `published`: S by the published
+    method, None if it cannot differ. `coverage`: what the trace lacks; `ranks`: the global rank of each worker.
+    `evidence_steps`: causes, fixes and answers follow from so many steps, None for all; `job` has only these.
+    """
+
+    job: ReplayedJob
+    subject: PipelineSubject
+    attribution: Attribution
+    diagnosis: Diagnosis
+    asked: ReportOptions
+    questions: Sequence[Question]
+    labels: Sequence[ByLabel]
+    on_gpus: Sequence[OnGpu]
+    published: PublishedView | None
+    coverage: TraceCoverage
+    ranks: Mapping[Worker, int]
+    evidence_steps: int | None = None
+
+    def analysis(self) -> Analysis:
+        """The report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
+        job, attribution, asked = self.job, self.attribution, self.asked
+        bubbles, overview, pictures, remarks = self._bubbles()
+        report = build(
+            self.subject,
+            self.diagnosis,
+            asked,
+            job=self._outline(),
+            times=StepTimes(
+                np.asarray(attribution.steps, np.int32), attribution.recorded, attribution.original, attribution.ideal
+            ),
+            with_delays_s=float(attribution.with_delays.mean()),
+            remarks=[*self._remarks(), *remarks],
+            overview=overview,
+            sections=[*overview, *pictures],
+            questions=self.questions,
+            labels=self.labels,
+            on_gpus=self.on_gpus,
+            experts=experts_of_job(exchanges_of(self.subject), asked, self.diagnosis.causes),
+            step_values=step_values(job.trace.metadata),
+            trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
+            keys={"bubbles": bubbles, **self._keys()},
         )
-        for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
-    ]
-    untied = clocks.untied(graph.dp_ranks) if method is Method.TRACEKIT else None
-    return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
+        return Analysis(report, self.diagnosis, WorkerLanes(attribution, job.replay))
+
+    def _outline(self) -> Outline:
+        """What was analysed: layout, GPUs, steps, ops."""
+        layout, ops, steps = self.job.trace.layout, self.job.ops, len(self.attribution.steps)
+        others = ((name, getattr(layout, name)) for name in ("pp", "tp", "cp", "ep", "vpp"))
+        sizes = [f"dp {layout.dp}"] + [f"{name} {size}" for name, size in others if size > 1]
+        gpus = layout.world_size
+        return Outline(
+            name=self.job.trace.name,
+            source="pipeline",
+            whole="step",
+            sizes=f"{' x '.join(sizes)} on {counted(gpus, 'GPU')}, {counted(steps, 'step')}, {ops:,} ops",
+            gpus=gpus,
+            steps=steps,
+            layout=layout,
+            ops=ops,
+            evidence_steps=UNSET if self.evidence_steps is None else self.evidence_steps,
+        )
+
+    def _bubbles(self) -> tuple[Bubbles | None, Sequence[Table], Sequence[Picture], Sequence[tuple[str, str]]]:
+        """Where stages are idle, with the prices of schedules; tables, pictures and remarks. Nothing if nobody asked.
+
+        The picture is of the slowest step, as recorded and under the schedules that were priced.
+        """
+        if not self.asked.wants_bubbles:
+            return None, (), (), ()
+        from tracekit.analysis.bubbles.bubbles import find_bubbles
+        from tracekit.analysis.bubbles.picture import draw_step, timeline_of
+        from tracekit.analysis.job import bubbles_words
+
+        bubbles, pictures = find_bubbles(self.job.replay, self.asked.schedules), list[Picture]()
+        if bubbles.window_s is not None:
+            step = int(self.attribution.steps[self.attribution.recorded.argmax()])
+            priced = [row.schedule for row in bubbles.schedules if row.refused is None]
+            drawn = draw_step(self.job.replay, step, schedules=priced)
+            pictures = [timeline_of(f"Pipeline, step {step}", drawn, bubbles_words.summary(drawn))]
+        words = [("Bubbles", bubbles_words.sentence(bubbles))]
+        return bubbles, list(bubbles_words.tables(bubbles)), pictures, words
+
+    def _keys(self) -> dict[str, Any]:
+        attribution, published, coverage, graph = self.attribution, self.published, self.coverage, self.job.graph
+        gaps = [
+            CoverageGap(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
+            for gap in attribution.gaps
+        ]
+        return {
+            "method": MethodUsed(
+                graph.method,
+                None if published is None else number(published.slowdown),
+                [] if published is None else list(published.reasons),
+            ),
+            "clocks": self._clock_report,
+            "posting": graph.graph.posting,
+            "coverage": Coverage(
+                workers_expected=coverage.workers_expected,
+                workers_traced=coverage.workers_traced,
+                worker_steps_expected=coverage.worker_steps_expected,
+                worker_steps_traced=coverage.worker_steps_traced,
+                missing_workers=list(coverage.missing_workers),
+                gaps=gaps,
+                slowdown_as_recorded=number(attribution.slowdown_as_recorded),
+                hidden_slowdown=number(attribution.hidden_slowdown),
+                left_out_steps=list(graph.left_out_steps),
+                dropped=[{"step": step, "dp_rank": dp_rank} for step, dp_rank in graph.graph.dropped_lanes],
+                inferred_transfers=self.job.replay.graph.inferred_transfers,
+            ),
+            "m_w": number(attribution.m_w),
+            "m_s": number(attribution.m_s),
+            "slowest_workers": list(attribution.slowest_workers),
+            **rows_of_pipeline(attribution, self.ranks, self.job.trace.hosts),
+        }
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        """Yield which clocks were off, by which rules the job was analysed, and what is missing from the trace."""
+        few, steps = self.evidence_steps, len(self.attribution.steps)
+        published = self.job.graph.method is Method.PUBLISHED
+        remarks = {
+            "Clocks": self._clocks(),
+            "Method": "published: the rules of the OSDI'25 paper, nothing else" if published else "",
+            "Causes": ""
+            if few is None
+            else f"they, fixes and answers follow from {few:,} of {steps:,} steps, evenly spread",
+            "Missing": "; ".join(self._missing()),
+        }
+        yield from ((name, words) for name, words in remarks.items() if words)
+
+    @cached_property
+    def _clock_report(self) -> ClockReport:
+        """Which clocks were off, and which could not be compared."""
+        clocks, graph = self.job.replay.clocks, self.job.replay.graph
+        offsets = [
+            WorkerClock(
+                graph.dp_ranks[int(dp_index)],
+                int(stage),
+                float(clocks.offset_s[stage, dp_index]),
+                float(clocks.error_s[stage, dp_index]),
+                float(clocks.drift[stage, dp_index]),
+                float(clocks.jump_s[stage, dp_index]),
+                int(clocks.jump_step[stage, dp_index]) if clocks.jump_s[stage, dp_index] else None,
+            )
+            for stage, dp_index in zip(*clocks.off.nonzero(), strict=True)
+        ]
+        untied = clocks.untied(graph.dp_ranks) if self.job.graph.method is Method.TRACEKIT else None
+        return ClockReport(tuple(sorted(offsets, key=lambda row: row.worker)), untied)
+
+    def _clocks(self) -> str:
+        """Which clocks were off and were corrected, or that some could not be compared; empty if neither applies."""
+        clocks = self._clock_report
+        off = [row for row in clocks.offsets if max(abs(row.offset_s), abs(row.jump_s)) >= TRACE_FAULTS.offset_s]
+        if off:
+            return f"{listed(map(self._clock, off), _MOST_CLOCKS)}: corrected in all figures"
+        if clocks.untied:
+            return f"{clocks.untied} cannot be compared: no op ends on several of them at the same time"
+        return ""
+
+    def _clock(self, row: WorkerClock) -> str:
+        """How one clock was off."""
+        rank = self.ranks.get(row.worker)
+        who = row.worker.coordinates if rank is None else f"rank {rank}"
+        if row.jump_step is not None:
+            way = "forward" if row.jump_s > 0 else "back"
+            return f"{who} set {way} by {seconds(abs(row.jump_s))} at step {row.jump_step}"
+        way = "ahead" if row.offset_s > 0 else "behind"
+        drift = f", drifting by {row.drift * 1e6:+.0f} us/s" if row.drift else ""
+        return f"{who} {way} by {seconds(abs(row.offset_s))} \u00b1 {seconds(row.error_s)}{drift}"
+
+    def _missing(self) -> Iterator[str]:
+        """Yield what is missing from the trace."""
+        coverage, dropped, left_out = self.coverage, self.job.graph.graph.dropped_lanes, self.job.graph.left_out_steps
+        if coverage.workers_traced < coverage.workers_expected:
+            shown = "; ".join(worker.coordinates for worker in coverage.missing_workers[:4])
+            more = coverage.workers_expected - coverage.workers_traced - 4
+            missing = f"{shown} and {more} more" if more > 0 else shown
+            yield f"{coverage.workers_traced} of {coverage.workers_expected} workers traced (missing {missing})"
+        elif not coverage.complete:
+            traced = f"{coverage.worker_steps_traced} of {coverage.worker_steps_expected} worker-steps traced"
+            yield f"{traced}: some workers lack some steps"
+        if dropped:
+            ranks = sorted({dp_rank for _, dp_rank in dropped})
+            named = f"{', '.join(map(str, ranks[:6]))}{' ...' if len(ranks) > 6 else ''}"
+            yield f"left out {len(dropped)} DP-rank-steps that lack a stage (DP rank {named})"
+        if left_out:
+            steps = f"{len(left_out)} step{'s' * (len(left_out) > 1)}"
+            yield f"left out {steps} that some DP ranks lack, or whose recording was cut"
+        elif dropped or not coverage.complete:
+            yield "waiting for untraced workers appears as slow communication"
+        if gaps := self.attribution.gaps:
+            done = "" if self.attribution.slowdown_as_recorded is None else ", reconstructed from their peers"
+            yield f"not recorded{done}: {gaps_text(gaps)}"
+        if self.job.replay.graph.inferred_transfers:
+            computes = "inferred from the computes at both ends, where a stage waited for its input"
+            yield f"transfers between stages: {computes}"
 
 
 def published_graph(trace: Trace, job: JobGraph) -> JobGraph | None:

@@ -22,6 +22,11 @@ from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.tables import Contribution, Correlation, OfWorker, OnPath
 from tracekit.trace.model import Worker
 
+#: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
+TABLE_KEY = "tracekit_table"
+#: The kind of file that `write_parquet` replaces.
+TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TABLE_KEY))
+
 
 def rows_of_pipeline(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> dict[str, Any]:
     """The rows of each table, by its key in the report."""
@@ -127,12 +132,6 @@ def _means(times: Floats) -> Floats:
     """The mean of each column of [steps, sets]; numpy adds up contiguous values pairwise, which loses least."""
     means: Floats = np.ascontiguousarray(times.T).mean(axis=1)
     return means
-
-
-#: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
-TABLE_KEY = "tracekit_table"
-#: The kind of file that `write_parquet` replaces.
-TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TABLE_KEY))
 
 
 class WorkerLanes(Struct, frozen=True, eq=False):

@@ -63,11 +63,7 @@ def answer_keep(replay: GraphReplay, text: str, gpus: int) -> Question:
 def answer_fix(
     replay: GraphReplay, text: str, gpus: int, evidence: PipelineSubject | GraphSubject, edits: Edits
 ) -> Question:
-    """What if the selected ops were as fast as their peers, or scaled? `edits`: those of the kind of job.
-
-    Raises SelectionError for an edit that cannot be understood or has a selection that matches no op.
-    """
-    check(replay, (text,))
+    """What if the selected ops were as fast as their peers, or scaled? `text`: checked; `edits`: of the kind of job."""
     terms = parse_edit(text)
     selected = [term.selection for term in terms if term.selection is not None]
     saving = evidence.unchanged - evidence.step_times(tuple(edits(evidence, terms)))

@@ -5,7 +5,6 @@ In: logs, or recorded phases and trajectories. Out: `RlJob`, and from it an `Ana
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl_subject import RlSubject
-from tracekit.analysis.job.build import SourceFigures, build
+from tracekit.analysis.job.build import build
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answered
 from tracekit.analysis.rl.account import Generation, RlAccount
@@ -44,7 +43,6 @@ from tracekit.report.tables import (
     SeriesLine,
     Table,
     TimelineBar,
-    Times,
 )
 from tracekit.trace.model import Format
 from tracekit.trace.op import OpTrace
@@ -55,6 +53,18 @@ if TYPE_CHECKING:
 
 #: How an edit begins that names a fix of the report.
 _FIX = "fix="
+#: An engine that differs from the median speed by this share is mentioned, and this many of them.
+_UNEVEN, _MOST_NAMED = 0.05, 3
+_FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
+#: The most steps and requests in a picture.
+_MOST_STEPS, _MOST_REQUESTS = 200, 600
+#: What a bar of a request is: the engines take turns, so that neighbours differ.
+_LEGEND = [
+    LegendEntry("decoding, even engines", 0),
+    LegendEntry("decoding, odd engines", 1),
+    LegendEntry("decoding, of the longest 5%", 5),
+    LegendEntry("waiting to start", 3),
+]
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +77,7 @@ class RlJob(Job):
 
     @classmethod
     def read(cls, paths: Sequence[Path], written_by: Format | None = None, **stated: Any) -> RlJob:
-        """Read the files of one run. `known`: `gpus`, `slots`. Raises FormatError."""
+        """Read the files of one run. `stated`: `gpus`, `slots`. Raises FormatError."""
         return cls(trace_of(read_rl(paths, written_by), paths[0].name), **stated)
 
     def __repr__(self) -> str:
@@ -121,6 +131,7 @@ class RlJob(Job):
             evidence=evidence,
             account=account,
             diagnosis=diagnose(RlAssessment(evidence, account), asked.metrics),
+            asked=asked,
             questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
         ).analysis()
 
@@ -165,7 +176,11 @@ class RlJob(Job):
             parts,
             self.trace.ops.height / len(self.trace.steps),
             "" if unlike is None or not differing else "; ".join(group.words for group in unlike.steps),
+            WARM_UP if self.evidence.account.job.format == Format.TRAJECTORIES else 0,
         )
+
+    def identity(self) -> dict[str, Any]:
+        return {"source": self.source, "engines": self.trace.sizes["world_size"] - 1}
 
     def attribute_by(self, *labels: str) -> ByLabel:
         raise self._not_for(f"S by {', '.join(labels)}")
@@ -197,11 +212,6 @@ class RlJob(Job):
         return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")
 
 
-#: An engine that differs from the median speed by this share is mentioned, and this many of them.
-_UNEVEN, _MOST_NAMED = 0.05, 3
-_FIX_MEANS = "fix=NAME: that fix of the report, all else as recorded."
-
-
 class AnalysedRun(Struct, frozen=True, eq=False):
     """Everything that is known of an analysed run. `account`: where the mean step went, and the alternatives asked for;
     `questions`: the fixes and alternatives that have a price.
@@ -211,32 +221,32 @@ class AnalysedRun(Struct, frozen=True, eq=False):
     evidence: RlSubject
     account: RlAccount
     diagnosis: Diagnosis
-    questions: tuple[Question, ...]
+    asked: ReportOptions = ReportOptions()
+    questions: tuple[Question, ...] = ()
 
     def analysis(self) -> Analysis:
         """The report."""
-        return Analysis(build(self._source(), self.diagnosis, self.questions), self.diagnosis)
-
-    def _source(self) -> SourceFigures:
-        evidence, tables = self.evidence, list(_sections(self.account))
-        recorded_s, original_s = evidence.recorded_s, evidence.unchanged_s
-        mean = Times(recorded_s, original_s, float(evidence.ideal.mean()))
-        return SourceFigures(
+        evidence, account, tables = self.evidence, self.account, list(_sections(self.account))
+        named = [question for question in self.questions if _FIX in question.question]
+        answers = question_table(named, "step", daily=evidence.daily, fix_means=_FIX_MEANS) if named else None
+        report = build(
+            evidence,
+            self.diagnosis,
+            self.asked,
             job=self._outline(),
             times=StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal),
-            mean=mean,
-            slowdown=original_s / mean.ideal if mean.ideal else math.nan,
-            daily=evidence.daily,
             wasted_gpu_hours=self.diagnosis.verdict.lost_gpu_hours,
-            remarks=list(_remarks(self.account)),
+            remarks=_remarks(account),
             overview=tables,
-            sections=[*pictures_of(evidence.run, [phase.phase for phase in self.account.phases]), *tables],
-            asked=self._asked_tables(),
+            sections=[*_pictures_of(evidence.run, [phase.phase for phase in account.phases]), *tables],
+            questions=self.questions,
+            answers=[] if answers is None else [answers],  # `tables` have the other alternatives
             keys={
-                "by_rank": [OfRank(rank, None, None, None) for rank in range(self.account.job.engines + 1)],
-                **{name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"},
+                "by_rank": [OfRank(rank, None, None, None) for rank in range(account.job.engines + 1)],
+                **{name: getattr(account, name) for name in RlAccount.__struct_fields__ if name != "job"},
             },
         )
+        return Analysis(report, self.diagnosis)
 
     def _outline(self) -> Outline:
         job, phases = self.account.job, self.account.phases
@@ -255,11 +265,6 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             engines=job.engines,
             basis=job.basis,
         )
-
-    def _asked_tables(self) -> list[Table]:
-        """The fixes that were named; `sections` have the other alternatives."""
-        named = [question for question in self.questions if "fix=" in question.question]
-        return [question_table(named, "step", daily=self.evidence.daily, fix_means=_FIX_MEANS)] if named else []
 
 
 def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
@@ -340,18 +345,7 @@ def _prices(account: RlAccount) -> Table:
     return Table("Alternatives", heads, tuple(rows), ". ".join(notes) or None)
 
 
-#: The most steps and requests in a picture.
-_MOST_STEPS, _MOST_REQUESTS = 200, 600
-#: What a bar of a request is: the engines take turns, so that neighbours differ.
-_LEGEND = [
-    LegendEntry("decoding, even engines", 0),
-    LegendEntry("decoding, odd engines", 1),
-    LegendEntry("decoding, of the longest 5%", 5),
-    LegendEntry("waiting to start", 3),
-]
-
-
-def pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
+def _pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
     """The pictures of a run. `phases`: their names, the longest first."""
     steps = len(run.recorded)
     drawn = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_STEPS)).astype(int))

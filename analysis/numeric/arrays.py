@@ -83,6 +83,11 @@ def numbered(*columns: pl.Series) -> Ints:
     return dense(codes)
 
 
+def or_null(numbers: np.ndarray) -> pl.Series:
+    """The numbers, null for those below 0."""
+    return pl.Series(numbers).set(pl.Series(numbers < 0), None)
+
+
 def of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:
     """A function of the values of each row, called once for each combination of them, [rows]."""
     number = numbered(*columns)

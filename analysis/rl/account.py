@@ -22,6 +22,36 @@ Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
 WORTH = UNEXPLAINED = 0.05
 #: Sides of a job whose idle shares differ by less do not wait for each other.
 IDLE = 0.1
+#: A step differs if it is off the median by so many standard deviations, as the median deviation shows them, and by
+#: this share of it: the prompts of healthy steps differ, too.
+_DEVIATIONS, _LEAST = 5.0, 0.2
+_OF_MEDIAN_DEVIATION = 1.4826
+#: Fewer steps do not show what is usual. The first one, which starts everything, needs fewer to be compared with.
+_FEWEST, _FEWEST_WITH_FIRST = 4, 3
+#: A trend is certain beyond so many standard errors, and matters from this share of the step on over the whole run.
+_ERRORS, _SMALLEST_TREND = 5.0, 0.1
+#: The fewest steps on each side of a change.
+_SIDE = 3
+#: A change explains the steps better than a steady trend if it leaves less than this share of its squares.
+_BETTER = 0.7
+#: Steps whose excess is less than this share of the run are not worth the first line.
+_WORTH = 0.02
+#: What happens in no phase.
+_NO_PHASE = "no phase"
+_LOSSES: dict[Loss, str] = {
+    "queueing": "waiting for a free slot of an engine",
+    "tail": "the tail",
+    "engines": "the imbalance of engines",
+    "tools": "waiting for tools",
+    "reward": "the reward",
+    "sync": "the weight sync",
+}
+#: What to say of a phase that is neither generation nor training, and what to do about it.
+_PHASES = {
+    TRAINER_WAIT: ("the trainer waits for rollouts", ""),
+    "validation": ("validation takes", ": validate less often, or beside the training"),
+    "checkpoint": ("saving checkpoints takes", ": save less often, or asynchronously"),
+}
 
 
 class Run(Struct, frozen=True):
@@ -170,24 +200,6 @@ def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
     most = max(losses, key=lambda loss: loss.lost_s, default=None)
     return most.loss if most is not None and most.lost_s >= WORTH * step_s else None
-
-
-#: A step differs if it is off the median by so many standard deviations, as the median deviation shows them, and by
-#: this share of it: the prompts of healthy steps differ, too.
-_DEVIATIONS, _LEAST = 5.0, 0.2
-_OF_MEDIAN_DEVIATION = 1.4826
-#: Fewer steps do not show what is usual. The first one, which starts everything, needs fewer to be compared with.
-_FEWEST, _FEWEST_WITH_FIRST = 4, 3
-#: A trend is certain beyond so many standard errors, and matters from this share of the step on over the whole run.
-_ERRORS, _SMALLEST_TREND = 5.0, 0.1
-#: The fewest steps on each side of a change.
-_SIDE = 3
-#: A change explains the steps better than a steady trend if it leaves less than this share of its squares.
-_BETTER = 0.7
-#: Steps whose excess is less than this share of the run are not worth the first line.
-_WORTH = 0.02
-#: What happens in no phase.
-_NO_PHASE = "no phase"
 
 
 class DifferingSteps(Struct, frozen=True):
@@ -397,16 +409,6 @@ def _trend(numbers: Ints, step_s: Floats, parts: Mapping[str, Floats], usual: Bo
     )
 
 
-_LOSSES: dict[Loss, str] = {
-    "queueing": "waiting for a free slot of an engine",
-    "tail": "the tail",
-    "engines": "the imbalance of engines",
-    "tools": "waiting for tools",
-    "reward": "the reward",
-    "sync": "the weight sync",
-}
-
-
 def first_line(account: RlAccount) -> tuple[str, str]:
     """The kind of the first line, that of a `Verdict`, and its sentence: the leading loss, else the longest phase of a
     log; or the time that is in no phase, if that is more.
@@ -427,14 +429,6 @@ def first_line(account: RlAccount) -> tuple[str, str]:
             f"{percent(unknown_s / account.step_s)} of the step is in no phase; time what it does",
         )
     return kind, words + "".join(f"; {more}" for more in _more(account)) + _saves(account)
-
-
-#: What to say of a phase that is neither generation nor training, and what to do about it.
-_PHASES = {
-    TRAINER_WAIT: ("the trainer waits for rollouts", ""),
-    "validation": ("validation takes", ": validate less often, or beside the training"),
-    "checkpoint": ("saving checkpoints takes", ": save less often, or asynchronously"),
-}
 
 
 def _phase_words(phase: str, share: float) -> str:

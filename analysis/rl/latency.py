@@ -22,6 +22,8 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 #: Requests that a fit reads: whole steps, evenly spread over the run.
 _ENOUGH = 100_000
 _ROUNDS, _ROUNDS_OF_TOOLS = 60, 6
+#: More slots than requests.
+NO_LIMIT = 1 << 40
 
 
 class Ran(Struct, frozen=True, eq=False):
@@ -167,10 +169,6 @@ def queued(ran: Ran, engines: Engines) -> tuple[Bools, int | None]:
     step_s = (engines.base_s + engines.per_request_s * np.maximum(running, 1)) / engines.speeds[ran.engine]
     waited = (ran.start - ran.submit > step_s) & (ended > 0) & (before >= group * far) & (starts - before <= step_s)
     return waited, int(np.median(running[waited])) if waited.any() else None
-
-
-#: More slots than requests.
-NO_LIMIT = 1 << 40
 
 
 class Engines(Struct, frozen=True, eq=False):

@@ -36,6 +36,18 @@ NO_TRAINING = "the time of the training is not known; state it with train=S"
 #: Why nothing has a price after too few measured steps.
 _FEW_STEPS = "{} measured, which {} not show how steps differ; record more"
 _COUNTS = {1: ("one step was", "does"), 2: ("two steps were", "do")}
+#: What is priced if nothing is asked for; without trajectories, the first alone.
+USUAL = ("staleness=1", "partial=0.9", "longest-first")
+#: ... and more engines by this share, if requests queue.
+_MORE_ENGINES = 0.25
+_WORDS = re.compile(
+    r"staleness=(?P<staleness>-?\d{1,18})|partial=(?P<partial>[-+\w.]+)|engines=(?P<engines>-?\d{1,18})"
+    r"|split=(?P<rollout>-?\d{1,18}):(?P<trainer>-?\d{1,18})|(?P<longest_first>longest-first)"
+    r"|generate=(?P<generate>[-+\w.]+)|train=(?P<train>[-+\w.]+)"
+)
+_MOST_STEPS, _MOST_GPUS = 9_999, 999_999
+#: Steps at the beginning that are no part of a mean: a run starts with empty pipelines.
+WARM_UP = 2
 
 
 class Assumed(Struct, frozen=True):
@@ -162,18 +174,6 @@ def contradiction(phases_s: float, step_s: float) -> str | None:
     )
 
 
-#: What is priced if nothing is asked for; without trajectories, the first alone.
-USUAL = ("staleness=1", "partial=0.9", "longest-first")
-#: ... and more engines by this share, if requests queue.
-_MORE_ENGINES = 0.25
-_WORDS = re.compile(
-    r"staleness=(?P<staleness>-?\d{1,18})|partial=(?P<partial>[-+\w.]+)|engines=(?P<engines>-?\d{1,18})"
-    r"|split=(?P<rollout>-?\d{1,18}):(?P<trainer>-?\d{1,18})|(?P<longest_first>longest-first)"
-    r"|generate=(?P<generate>[-+\w.]+)|train=(?P<train>[-+\w.]+)"
-)
-_MOST_STEPS, _MOST_GPUS = 9_999, 999_999
-
-
 def more_engines(engines: int) -> int:
     """The number of engines to price where requests queue."""
     return math.ceil(engines * (1 + _MORE_ENGINES))
@@ -265,10 +265,6 @@ class Gpus(Struct, frozen=True):
         if match is None:
             raise SelectionError(f"--gpus {quoted(text)}: expected the GPUs of both roles, such as rollout=6,trainer=2")
         return cls(int(match[1]), int(match[2]))
-
-
-#: Steps at the beginning that are no part of a mean: a run starts with empty pipelines.
-WARM_UP = 2
 
 
 class Loop(Struct, frozen=True, eq=False):

@@ -47,6 +47,10 @@ from tracekit.trace.post_training import RlTimeline, Trajectories
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
+#: A response is in the tail if it is longer than this percentile of its step.
+TAIL = 95
+#: What is recorded less than this apart happens at one time, seconds.
+_AT_ONCE_S = 1e-3
 
 
 class TimedRun(PostTrainingRun):
@@ -178,10 +182,6 @@ def _with_mean(seconds: Floats, mean_s: float) -> Floats:
     return seconds * (mean_s / now_s) if now_s > 0 else np.full_like(seconds, mean_s)
 
 
-#: A response is in the tail if it is longer than this percentile of its step.
-TAIL = 95
-
-
 class Generations:
     """The generations of a run as requests and engines; `late`: what a phase takes after its last request."""
 
@@ -296,10 +296,6 @@ class Generations:
         return (
             f"trajectories of {short(name)} lie {by:.2f} s outside their generations: its clock or their steps are off"
         )
-
-
-#: What is recorded less than this apart happens at one time, seconds.
-_AT_ONCE_S = 1e-3
 
 
 class Steps:

@@ -18,10 +18,10 @@ from judges import kinetosim, rlsim
 from tests.properties import examples
 from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.load import job_of
 from tracekit.bill.account import bill_of_job
 from tracekit.report.finding import Place
 from tracekit.sources.load import load
+from tracekit.sources.registry import job_of
 from tracekit.synth.injected_causes import CAUSES, parse_cause
 from tracekit.synth.simulate import SynthSpec, synthesize
 from tracekit.trace.model import Layout

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import findings_of, slow_trace
 from tests.properties import examples
-from tracekit.analysis.job.load import load_from_store
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.sources.load import load_from_store
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
 

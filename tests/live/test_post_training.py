@@ -11,7 +11,6 @@ import pytest
 from tests.analysis.rl.logs import ENDS, lines, write
 from tests.handmade import run
 from tracekit import rl
-from tracekit.analysis.job.load import load_from_store
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import Look
 from tracekit.collectors.importers.rl_logs import looks_like_rl, read_rl
@@ -19,6 +18,7 @@ from tracekit.collectors.record import rl_recorder as recorder
 from tracekit.live.post_training import LivePostTraining
 from tracekit.live.run import LiveOptions
 from tracekit.live.windows import WindowSize
+from tracekit.sources.load import load_from_store
 from tracekit.store import Store
 
 FOUR_STEPS = WindowSize(steps=4)

@@ -59,8 +59,7 @@ def mcp_command(skill: bool) -> None:
 
 
 def _job(path: str, job: str | None) -> Job:
-    from tracekit.analysis.job.load import load_from_store
-    from tracekit.sources.load import load
+    from tracekit.sources.load import load, load_from_store
 
     return load(path) if job is None else load_from_store(job, store=path)
 

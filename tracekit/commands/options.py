@@ -121,7 +121,7 @@ class JobArguments(Struct, frozen=True):
 
     def load(self, *, method: str = "tracekit", kernel_classes: Sequence[str] = ()) -> Job:
         """The job; if nothing is named, the newest in the default store, with a note that says so."""
-        from tracekit.analysis.job.load import load_from_store
+        from tracekit.sources.load import load_from_store
 
         self._check()
         if self.traces:

@@ -321,7 +321,7 @@ def repair(store: Path) -> None:
 
     A report that is damaged, or that another version of tracekit wrote, is made anew from the ops beside it.
     """
-    from tracekit.analysis.job.load import job_of
+    from tracekit.sources.registry import job_of
     from tracekit.store import Store
     from tracekit.store.care import repair as repairing
 

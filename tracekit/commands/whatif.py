@@ -401,12 +401,16 @@ def _print_loads(experts: Experts, *, as_json: bool) -> None:
 
         click.echo(msgspec.json.encode({"experts": experts}))
         return
-    from tracekit.analysis.job.experts import loads, sentence
+    from tracekit.analysis.job.build import experts_sentence, loads_sections
     from tracekit.dashboards.terminal.tables import labelled, section_panel
 
     out = console()
-    out.print(labelled([("Experts", sentence(experts)), ("Missing", "no GPU ops were recorded, so nothing is priced")]))
-    for section in loads(experts):
+    out.print(
+        labelled(
+            [("Experts", experts_sentence(experts)), ("Missing", "no GPU ops were recorded, so nothing is priced")]
+        )
+    )
+    for section in loads_sections(experts):
         out.print(section_panel(section, out))
 
 

@@ -283,7 +283,7 @@ class _Whole:
         return structs.replace(
             analysed,
             diagnosis=diagnosis,
-            coverage=TraceCoverage.of(analysed.layout, dp_rank, pp_rank, steps, recorded),
+            coverage=TraceCoverage.of(lean.trace.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
             published=analysed.published if all_here else None,

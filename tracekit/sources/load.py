@@ -15,7 +15,7 @@ from tracekit.analysis.replay import Method
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.paths import Look
 from tracekit.sources.recognise import is_a, with_content
-from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES
+from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES, job_of
 from tracekit.sources.source import Content, ReadOptions, Source
 from tracekit.trace.model import TimeUnit, unit_of_time
 
@@ -45,10 +45,26 @@ def load(
     traces; ValueError for an unknown method.
     """
     if len(paths) == 1 and is_a(Content.STORE, Path(os.fsdecode(paths[0]))):
-        from tracekit.analysis.job.load import load_from_store
-
         return load_from_store(store=paths[0], method=method)
     return load_trace(*paths, layout=layout, importer=importer, unit=unit, method=method, kernel_classes=kernel_classes)
+
+
+def load_from_store(
+    name: str | None = None,
+    *,
+    store: PathLike | None = None,
+    window: int | None = None,
+    method: Method | str = Method.TRACEKIT,
+) -> Job:
+    """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
+
+    `window`: its number, if the job has several; by default the newest. Raises StoreError, ValueError for an unknown
+    method.
+    """
+    from tracekit.store import Store, default_store
+
+    opened = Store(Path(store) if store is not None else default_store())
+    return job_of(opened.load(opened.newest() if name is None else name, window), method)
 
 
 def load_trace(

@@ -20,7 +20,7 @@ from tracekit.base.paths import ADDRESSES, Look, command, object_url
 from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, nearest, printable, quoted
-from tracekit.sources.registry import FIRST, FORMATS, GPU_FORMATS, LAST, OTHER_ENDINGS, PARQUET, STUDY_MARK
+from tracekit.sources.registry import FIRST, FORMATS, GPU_FORMATS, LAST, OTHER_ENDINGS, PARQUET, STUDY_MARK, job_of
 from tracekit.sources.source import Content, ReadOptions, Source, WrongSourceError
 from tracekit.trace import facts
 
@@ -234,7 +234,6 @@ class _Importer:
 
     def read(self, paths: Sequence[Path], options: ReadOptions) -> Job:
         """The job of the trace that it reads. The importer gets `layout` and `unit` only if they are given."""
-        from tracekit.analysis.job.load import job_of
         from tracekit.collectors.importers.formats import one_error
         from tracekit.trace.canonical import Trace
         from tracekit.trace.op import OpTrace

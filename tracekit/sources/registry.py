@@ -11,16 +11,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.base.errors import FormatError, TracekitError
+from tracekit.base.errors import FormatError, SelectionError, TracekitError
 from tracekit.base.paths import Look, command, quoted
+from tracekit.base.text import short
 from tracekit.collectors.importers import sniff
 from tracekit.collectors.importers.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
 from tracekit.sources.source import Content, ReadOptions, Source
 from tracekit.trace import facts
-from tracekit.trace.model import TIMELINE_MARK, TimeUnit
+from tracekit.trace.model import TIMELINE_MARK, TimeUnit, TraceKind
 
 if TYPE_CHECKING:
+    from tracekit.analysis.job.graph import GraphJob
     from tracekit.analysis.job.job import Job
+    from tracekit.analysis.job.pipeline import PipelineJob
+    from tracekit.analysis.job.rl_job import RlJob
+    from tracekit.analysis.replay import Method
+    from tracekit.store.catalogue_rows import AnyTrace
     from tracekit.trace.canonical import Trace
 
 _Sentence = Callable[[Look, Content], str]
@@ -176,6 +182,27 @@ MISFITS = (
 )
 
 
+def job_of(trace: AnyTrace, method: Method | str = "tracekit") -> PipelineJob | GraphJob | RlJob:
+    """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
+    from tracekit.analysis.replay import Method
+
+    if trace.kind is TraceKind.OPS:
+        if Method(method) is not Method.TRACEKIT:
+            raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
+        from tracekit.trace.post_training import POST_TRAINING
+
+        if POST_TRAINING in trace.metadata:
+            from tracekit.analysis.job.rl_job import RlJob
+
+            return RlJob(trace)
+        from tracekit.analysis.job.graph import GraphJob
+
+        return GraphJob(trace)
+    from tracekit.analysis.job.pipeline import PipelineJob
+
+    return PipelineJob(trace, Method(method))
+
+
 def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions], Job]:
     """Read one path as a pipeline job. `reader`: a function of `module` that returns a `Trace`."""
 
@@ -217,7 +244,6 @@ def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) ->
 
 def read_ops(paths: Sequence[Path], options: ReadOptions) -> Job:
     """Read an op trace, which takes no options."""
-    from tracekit.analysis.job.load import job_of
     from tracekit.trace.op import read_op_trace
 
     del options

@@ -19,7 +19,6 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.job.load import job_of
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.paths import adding
@@ -35,6 +34,7 @@ from tracekit.report.compare import WorkerSteps
 from tracekit.report.conclusions import RunVerdict
 from tracekit.report.report import Report
 from tracekit.report.tables import OfWorker, frame_of
+from tracekit.sources.registry import job_of
 from tracekit.store import Store, TraceKind
 from tracekit.store.live_tables import LiveTables
 from tracekit.trace.canonical import Trace
