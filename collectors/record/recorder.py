@@ -152,16 +152,12 @@ class Recorder:
             self.ring.drain(count)
             self._in_segment += count
             self.written += count
-            self._tell_drops()
+            if self.dropped != self._dropped_told:  # while the job runs; the summary repeats it at the end
+                self._dropped_told = self.dropped
+                self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
             if self._in_segment >= self._per_segment:
                 self._seal()
         self._write_facts()
-
-    def _tell_drops(self) -> None:
-        """Report the number of lost records while the job runs; the summary repeats it at the end."""
-        if self.dropped != self._dropped_told:
-            self._dropped_told = self.dropped
-            self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
 
     def _write_facts(self) -> None:
         if not self._facts:
