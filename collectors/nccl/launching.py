@@ -147,7 +147,7 @@ def _shared_memory(mask: int) -> tuple[str, ...]:
 def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, mask: int) -> list[str]:
     """Lines about an attempt: ranks without a ring and why, hazards of its NCCL, joined operations.
 
-    `report`: the trace's `NcclReport` as plain data, None without rings to join or without a trace.
+    `report`: what `join_nccl` says, from the trace's metadata, None without rings to join or without a trace.
     """
     version_before = installed_version()
     versions = [version for version in _versions(recording, recording.ranks) if version != version_before]
