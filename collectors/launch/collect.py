@@ -127,10 +127,6 @@ class CollectSummary:
     unstored: str | None = None
     store: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
-
 
 def collect(options: CollectOptions) -> CollectSummary:
     """Run the command and collect its trace.
@@ -193,7 +189,7 @@ def collect(options: CollectOptions) -> CollectSummary:
     finally:
         with unharmed("hang detection"):
             if watcher is not None:
-                watcher.close()
+                watcher.explainer.close()
     with unharmed("reading NCCL's rings"):
         drain.update()
     summary = CollectSummary(

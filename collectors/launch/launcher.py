@@ -102,7 +102,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
         ) from None
-    if _others_can_write(directory):
+    status = directory.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
         say(f"tracekit: WARNING: {printable(str(directory))}: other users can write there, and falsify the recording")
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     inherited = environment.get("PYTHONPATH")
@@ -110,11 +111,6 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     environment[ENV_DIRECTORY] = str(directory)
     environment[ENV_OPTIONS] = json.dumps(asdict(options))
     return environment
-
-
-def _others_can_write(directory: Path) -> bool:
-    status = directory.stat()
-    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & stat.S_IWOTH)
 
 
 def why_nothing_was_recorded(directory: Path) -> str:

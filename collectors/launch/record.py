@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -153,10 +152,6 @@ def _conclude(directory: Path, ended_ns: int) -> list[str]:
         f"recorded {max(counts)} ranks{several}",
         f"next, where tracekit is installed: tracekit import {shlex.quote(str(directory))}",
     ]
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
