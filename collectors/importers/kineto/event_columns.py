@@ -215,7 +215,7 @@ class ColumnBuilder:
             "device": np.where(device == NO_ID, rows[Column.PID], device),
             "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
             "correlation": rows[Column.CORRELATION],
-            "shape": self._text_codes(text, rows, Column.SHAPE, _shape_of),
+            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _shape(*_two_lists(*row))),
             "size": rows[Column.SIZE],
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
@@ -229,7 +229,7 @@ class ColumnBuilder:
 
     def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
         return self._host_rows(text, rows) | {
-            "shape": self._text_codes(text, rows, Column.SHAPE, _inputs_of),
+            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _inputs(*_two_lists(*row))),
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
 
@@ -261,7 +261,7 @@ class ColumnBuilder:
             "device": _integers([one.device for one in args], [event.pid for event in events]),
             "stream": _integers([one.stream for one in args], [event.tid for event in events]),
             "correlation": _integers([one.correlation for one in args]),
-            "shape": self._codes([_shape(one) for one in args]),
+            "shape": self._codes([_shape(one.grid, one.block) for one in args]),
             "size": _integers(
                 [next((one for one in (arg.size, arg.occupancy) if type(one) is int), None) for arg in args]
             ),
@@ -277,11 +277,12 @@ class ColumnBuilder:
         }
 
     def _operators(self, events: list[TraceEvent]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
         return self._host(events) | {
-            "shape": self._codes([_inputs(event.args or _NO_ARGS) for event in events]),
+            "shape": self._codes([_inputs(one.dims, one.types) for one in args]),
             "collective": [
-                self._collective(event.args or _NO_ARGS) if event.name == COLLECTIVE_OPERATOR else NO_ID
-                for event in events
+                self._collective(one) if event.name == COLLECTIVE_OPERATOR else NO_ID
+                for event, one in zip(events, args, strict=True)
             ],
         }
 
@@ -369,16 +370,6 @@ def _name_of(text: bytes, row: list[int]) -> str:
     )
 
 
-def _shape_of(text: bytes, row: list[int]) -> str:
-    grid, block = _two_lists(text, row)
-    return _shape(Args(grid=grid, block=block))
-
-
-def _inputs_of(text: bytes, row: list[int]) -> str:
-    dims, types = _two_lists(text, row)
-    return _inputs(Args(dims=dims, types=types))
-
-
 def _two_lists(text: bytes, row: list[int]) -> tuple[Any, Any]:
     """Return the two arguments of an event whose text matters, None for those it lacks."""
     return (
@@ -397,19 +388,17 @@ def _list_at(text: bytes, begin: int, end: int) -> Any:
         return text[begin:end].decode("utf-8", "replace")
 
 
-def _shape(args: Args) -> str:
-    if args.grid is None and args.block is None:
+def _shape(grid: Any, block: Any) -> str:
+    if grid is None and block is None:
         return ""
-    return "/".join(
-        "x".join(map(str, sizes if isinstance(sizes, list) else (sizes or "",))) for sizes in (args.grid, args.block)
-    )
+    return "/".join("x".join(map(str, sizes if isinstance(sizes, list) else (sizes or "",))) for sizes in (grid, block))
 
 
-def _inputs(args: Args) -> str:
+def _inputs(dims: Any, types: Any) -> str:
     """The sizes and types of an operator's inputs as JSON; empty if they were not recorded."""
-    if not isinstance(args.dims, list):
+    if not isinstance(dims, list):
         return ""
-    return msgspec.json.encode([args.dims, args.types if isinstance(args.types, list) else []]).decode()
+    return msgspec.json.encode([dims, types if isinstance(types, list) else []]).decode()
 
 
 def role_of(name: str) -> int:

@@ -273,7 +273,10 @@ class EventStream:
                 break
         if self.cut is not None:
             raise FormatError(f"{self.path}: {self.cut}, before its first event; copy or record it again")
-        raise FormatError(f"{self.path}: {_instead(head)}")
+        if not head.strip():
+            raise FormatError(f"{self.path}: empty; expected a trace of torch.profiler")
+        otherwise = "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
+        raise FormatError(f"{self.path}: {what_it_is(head) or otherwise}")
 
 
 class _CutError(Exception):
@@ -326,13 +329,6 @@ def _repaired(text: bytes) -> bytes:
 
 def _without_infinities(text: bytes) -> bytes:
     return _NOT_FINITE.sub(rb"\1null", text)
-
-
-def _instead(head: bytes) -> str:
-    """Describe a file that is not a trace."""
-    if not head.strip():
-        return "empty; expected a trace of torch.profiler"
-    return what_it_is(head) or "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
 
 
 _PICKLE = b"\x80"

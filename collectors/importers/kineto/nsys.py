@@ -27,7 +27,6 @@ from tracekit.collectors.importers.kineto.nsys_file import (
     Export,
     collectives,
     columns,
-    communicators,
     nccl_calls,
     opened,
 )
@@ -83,7 +82,10 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     with opened(path) as export:
         read = {"gpu": _gpu_ops(export, names), "calls": _calls(export, names), "ranges": _ranges(export, names)}
         nccl, said = nccl_calls(export)
-        syncs, head, gpus = _syncs(export), _head(export), _gpus(export)
+        syncs, head = _syncs(export), _head(export)
+        # The GPU behind each number that a process has for one: it may see only some.
+        seen = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+        gpus = {(pid, device): gpu for pid, device, gpu in seen}
         graphs = any(export.rows(f"{_CUPTI}GRAPH_TRACE", ("start",)))
     if not len(read["gpu"]["start"]):
         raise FormatError(
@@ -241,12 +243,6 @@ def _head(export: Export) -> dict[str, Any]:
     return {"baseTimeNanoseconds": began, "deviceProperties": [{"id": gpu, "name": name} for gpu, name in listed]}
 
 
-def _gpus(export: Export) -> dict[User, int]:
-    """Return the GPU behind each number that a process has for one: it may see only some."""
-    rows = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
-    return {(pid, device): gpu for pid, device, gpu in rows}
-
-
 def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
     """Return the events at possible times, how many were left out, and of how many a negative duration became 0."""
     start, end = table["start"], table["end"]
@@ -276,7 +272,7 @@ def _collectives(
     ops = ops[~np.isin(calls["name"][ranks.launch[ops]], graphs)]
     launched = {**rows_of(calls, ranks.launch[ops]), "rank": ranks.of_op[ops]}
     collective = np.full(len(gpu["start"]), NO_ID)
-    collective[ops], args = collectives(launched, nccl, said, communicators(nccl, ranks.of_nccl))
+    collective[ops], args = collectives(launched, nccl, said, ranks.of_nccl)
     return collective, args
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.base.memory import reuse_large_arrays
+from tracekit.base.memory import no_garbage_collection, reuse_large_arrays
 from tracekit.base.paths import Look
 from tracekit.base.processes import serve
 from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, ColumnBuilder
@@ -30,10 +28,12 @@ from tracekit.collectors.importers.kineto.event_tables import (
     SYNCHRONISES,
     CollectiveArgs,
     FileColumns,
+    Ints,
     Table,
     rows_of,
 )
 from tracekit.collectors.importers.kineto.host_work import (
+    Bools,
     CallThreads,
     HostWork,
     host_work,
@@ -49,10 +49,6 @@ from tracekit.trace.gpu_activity import Activity, LostOps
 MOST_MEMORY = 199
 #: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
 _EARLY_US = 1000.0
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,8 @@ def _rank(
     work = host_work(all_calls, waits, launches, operators, python, annotations, names)
     steps = marked_steps(annotations, names)
     threads = CallThreads(calls, operators, annotations, names)
-    collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
+    code = names.index(COLLECTIVE_OPERATOR) if COLLECTIVE_OPERATOR in names else -1
+    collective_calls = rows_of(operators, np.flatnonzero(operators["name"] == code))
     inside = threads.containing(collective_calls)
     step = step_at(steps, calls["ts"])
     launch = _launches(gpu, calls)
@@ -285,12 +282,6 @@ def _matches(names: Sequence[str], pattern: re.Pattern[str]) -> Bools:
     return np.array([pattern.search(name) is not None for name in [*names, ""]])
 
 
-def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
-    """Return a mask of the events with this name."""
-    code = names.index(wanted) if wanted in names else -1
-    return np.asarray(table["name"] == code)
-
-
 def _kept_calls(calls: Table, gpu: Table) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the rows of calls that launched a recorded op, synchronise or order streams, and which they do."""
     launches = np.isin(calls["correlation"], gpu["correlation"]) & (calls["correlation"] != NO_ID)
@@ -358,7 +349,7 @@ def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
 
 def read_file(path: Path) -> list[RankColumns]:
     """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
-    with _no_garbage_collection():
+    with no_garbage_collection():
         if Look(path).beginning(len(SQLITE)) == SQLITE:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
@@ -404,15 +395,3 @@ def send_files() -> None:
     """In a process of its own: for each path that it is asked for, its ranks."""
     reuse_large_arrays()
     serve(read_file)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: with millions of small objects without cycles, it would take longer than reading."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
