@@ -1,4 +1,7 @@
-"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out."""
+"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out.
+
+A rank without a file, an empty file or a torn one is evidence in a hang, so none of them is an error.
+"""
 
 from __future__ import annotations
 
@@ -279,7 +282,11 @@ class _Key:
 
 @dataclass(slots=True)
 class GroupTable:
-    """Collects the groups of all dumps; `finish` returns their members."""
+    """Collects the groups of all dumps; `finish` returns their members.
+
+    A group's name is its number within one process; description and members identify it. Their text can be cut after 30
+    ranks; other dumps complete it.
+    """
 
     _keys: dict[_Key, int] = field(default_factory=dict)
     _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)

@@ -155,7 +155,11 @@ def _from_answers(files: Sequence[Path], metrics: Collection[str] | None) -> pl.
 
 
 class Prometheus:
-    """A server of Prometheus' HTTP interface. `names`: what to ask for where all metrics are wanted."""
+    """A server of Prometheus' HTTP interface. `names`: what to ask for where all metrics are wanted.
+
+    It refuses more than 11,000 points a series, so it is asked in pieces; it repeats old values between samples, so it
+    is first asked how often it samples.
+    """
 
     def __init__(self, url: str, names: Sequence[str]) -> None:
         parts = urllib.parse.urlsplit(url.rstrip("/"))

@@ -88,7 +88,10 @@ class _WatchedRank(Struct):
 
 
 def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
-    """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words."""
+    """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words.
+
+    Checked in PyTorch's `ProcessGroupNCCL.cpp`, as `ras_record` is in NCCL's `ras/client_support.cc`.
+    """
     said: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
     works = []
     times = []

@@ -5,7 +5,7 @@ and end, and counts of the records that did not become an op of their own.
 
 A compute includes the nested collectives (tensor parallelism) and garbage collections that ran inside it, but not the
 time it waited in them for the last data-parallel rank. In a job without a pipeline, the waits of a compute become an op
-of their own (`waits.py`), each all-to-all by itself, with the rows that it moves. Gradient reductions that start inside
+of their own, each all-to-all by itself, with the rows that it moves. Gradient reductions that start inside
 a step's last backward are cut out of it: the compute ends where the last of them starts. An optimizer that calls its
 closure begins where the last op inside it ended. A send ends when its recv ends, or when its own host stops waiting for
 it, if that is earlier.
@@ -346,6 +346,9 @@ _CLOSING = (*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER))
 def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[int]) -> pl.DataFrame:
     """Host work between the ops of a step, up to its first reduction or optimizer, in the columns of `ops`.
 
+    There, a schedule picks the next op, creates and posts its transfers: that takes the time it takes, and only time in
+    which no thread worked is a launch delay.
+
     `transfers` (`rank`, `step`, `posted_ns`, `wait_ns`, `resumed_ns`): when the host issued each transfer, began to
     wait for it and resumed. `on_device`: ranks that a GPU timed; the work of their hosts is unknown.
     """
@@ -390,6 +393,9 @@ _BETWEEN = ("at_ns", "until_ns")
 
 def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """Split the computes of `ops` that contain `waits` (rank, start_ns, end_ns). Not for jobs with a pipeline.
+
+    A compute becomes its work up to the last wait, all its waits as one collective, and its work after that. The ranks
+    of a collective leave it together: if the waits stayed inside, one slow rank would make all ranks look slow.
 
     In a pipeline, a recv belongs to one compute; the collectives between the parts of the compute would come between
     the two.

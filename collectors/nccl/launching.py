@@ -207,7 +207,7 @@ def _facts(recording: AttemptRecording, ranks: Iterable[int]) -> list[dict[str, 
 
 @dataclass(slots=True)
 class Drain:
-    """Follows the rings below a run directory that processes of `host` write."""
+    """Follows the rings below a run directory that `host` writes, and saves slots before their reuse."""
 
     directory: Path
     host: str = field(default_factory=socket.gethostname)

@@ -291,7 +291,10 @@ MOST_FRAMES, MOST_LINES = 64, 500
 
 
 class StackSampler:
-    """The sampler of one rank; `look` is called several times a second, on any thread but the training thread."""
+    """The sampler of one rank; `look` is called several times a second, on any thread but the training thread.
+
+    A thread of its own reads the stack, so that the training thread never stops for it.
+    """
 
     def __init__(self, session: Session, directory: Path) -> None:
         self._session = session

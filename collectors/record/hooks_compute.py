@@ -430,7 +430,11 @@ _HOOK = "deepspeed"
 
 
 class DeepSpeedHooks:
-    """Hooks of `deepspeed.runtime.engine`; one instance per session."""
+    """Hooks of `deepspeed.runtime.engine`; one instance per session.
+
+    The engine reduces gradients after autograd's backward, and scales, clips and gathers around the optimizer that ZeRO
+    wraps: without these hooks, that time belongs to no op.
+    """
 
     def __init__(self, session: Session, loop: LoopHooks, host: HostHooks) -> None:
         self.session = session

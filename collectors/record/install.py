@@ -153,6 +153,7 @@ def follow_steps(session: Session) -> None:
     # Such as `nccl` or `cpu:gloo,cuda:nccl`.
     backends = str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""
     session.recorder.fact("nccl", {"version": nccl_version(), "backends": backends})
+    # A library that is opened twice is loaded once: this is the plugin that NCCL has loaded.
     mask = int(os.environ.get(ENV_MASK, str(int(DEFAULT_MASK))), 0)
     set_step: Any = ctypes.CDLL(path).tracekit_nccl_set_step
     set_step.argtypes, set_step.restype = (ctypes.c_int32, ctypes.c_uint32), None

@@ -25,7 +25,8 @@ CLOSE_TIMEOUT_S = 0.5
 class Sampler:
     """Samples every `period_s` seconds into the file `path`, which the first sample creates.
 
-    `prepare`: called on the thread of the sampler; returns None if there is nothing to read.
+    Its thread is its own: what it reads can hang, such as the driver of a faulty GPU. `prepare`: called on that thread;
+    returns None if there is nothing to read.
     """
 
     def __init__(self, path: Path, period_s: float, prepare: Callable[[], Read | None]) -> None:
@@ -188,7 +189,9 @@ _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClock
 
 
 class Nvml:
-    """The library, initialized. Raises OSError if there is no library or no driver."""
+    """The library, initialized; pynvml would be one more package of the training. Raises OSError if there is no library
+    or no driver.
+    """
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(LIBRARY)

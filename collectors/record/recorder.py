@@ -42,8 +42,8 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has. `bounded`: whether its size on
-    disk is limited.
+    """Writes the records of one rank. `add` keeps one, and never blocks or raises: a full ring drops and counts. `off`:
+    why it stopped, if it has. `bounded`: whether its size on disk is limited.
 
     `between`: called on the writer's thread several times a second; one that raises is dropped.
     """
@@ -234,6 +234,9 @@ class LeftOver:
 
 class Ring:
     """A bounded queue of records with many writers and one reader, in `size` bytes of a file or of this process.
+
+    The launcher owns the memory (a memfd: no disk that can be full, no file to clean up), so that a rank which is
+    killed loses nothing.
 
     `handle`, `offset`: an open file and the place in it; a handle of -1 is memory of this process alone. `added`,
     `drained`: how many records were taken in and are on disk. `dropped`: records lost because the ring was full or a

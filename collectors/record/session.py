@@ -459,7 +459,11 @@ def in_training_mode(module: Any) -> bool:
 
 
 class Evaluation:
-    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running."""
+    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running.
+
+    One lasts until training resumes: the module is put back into training mode, computes with gradients or is saved, an
+    optimizer steps, or the training loader is asked for data.
+    """
 
     def __init__(self, session: Session) -> None:
         self.under_way = False
@@ -530,5 +534,6 @@ class Evaluation:
         return train
 
 
+#: Whether torch.compile is tracing the calling code: a constant to the compiler, so compiled code contains no hooks.
 #: torch 2.2 has it under another name only.
 is_compiling: Any = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001  its only other name

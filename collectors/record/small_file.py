@@ -1,4 +1,8 @@
-"""Reads and creates files in folders where others may have put something else, and loads pickles of plain values."""
+"""Reads and creates files in folders where others may have put something else, and loads pickles of plain values.
+
+No call waits for a pipe, or follows a link in the last part of a path. Imports the standard library only: it runs where
+the training does.
+"""
 
 from __future__ import annotations
 

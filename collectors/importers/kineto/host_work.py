@@ -385,7 +385,13 @@ class Nested(NamedTuple):
 
 
 def profiler_cost(events: Nested, pace: Floats) -> ProfilerCost | None:
-    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`."""
+    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`.
+
+    A profiler takes its timestamps inside its own work: where a program does next to nothing between two events, the
+    gap is the profiler's. The cheapest pairs of events show it. How much more it costs in all (other arguments, cold
+    caches) was measured on jobs without a GPU (benchmarks/RESULTS.md), and scatters; that launches cost more by the
+    same factor is an assumption.
+    """
     kind, name, parent, length = events.kind, events.name, events.parent, events.end - events.begin
     siblings = events.siblings
 

@@ -1,6 +1,9 @@
 """The events of a Chrome-format JSON file, streamed: a file of any size is read in blocks of a few megabytes.
 
-What is no trace, but another recording of torch or of a GPU, is named in the error.
+Most events become rows of numbers (`events.c`); the few with further arguments, and unusual ones, become `TraceEvent`s.
+Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off): an event that cannot be decoded is
+repaired or counted as lost, without losing the others. What is no trace, but another recording of torch or of a GPU, is
+named in the error.
 """
 
 from __future__ import annotations

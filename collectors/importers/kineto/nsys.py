@@ -347,7 +347,8 @@ class Ranks:
 
 
 def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: Mapping[User, int]) -> Ranks:
-    """Find the ranks. `process` of the tables: -1 if there is only one.
+    """Find the ranks: each GPU that a process uses is one, by what NCCL says, else by the number of the GPU, else in
+    the order of GPUs and processes. `process` of the tables: -1 if there is only one.
 
     `gpus`: the number of the GPU that a process, by its id, knows by a number of its own.
     """

@@ -24,7 +24,9 @@ _UNFINISHED = ("-wal", "-journal")
 
 
 class Export:
-    """The tables of an open file."""
+    """The tables of an open file. Versions of Nsight Systems have different ones: a missing table has no rows, a
+    missing column is -1, or None for text.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path, self._connection = path, connection

@@ -1,4 +1,8 @@
-"""Reads one file, in a separate process if there are several: its events as the GPU ops and calls of its ranks."""
+"""Reads one file, in a separate process if there are several: its events as the GPU ops and calls of its ranks.
+
+Launches are found by correlation, what is around a call by time. It uses arrays only: importing a library of data
+frames would add a fifth of the time, and a third of the memory, of reading a file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Find the rank of each file, the ranks of each process group, and the place of ranks on the job's mesh."""
+"""Find the rank of each file, the ranks of each process group, and the place of ranks on the job's mesh.
+
+Sources in order of precedence: `distributedInfo`, its `pg_config`, the arguments of collectives, names of files.
+Sources that contradict each other are an error. A group named after an axis of the mesh holds the ranks that differ
+along it.
+"""
 
 from __future__ import annotations
 
