@@ -12,16 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_columns import outermost
-from tracekit.collectors.importers.kineto.event_tables import (
-    NCCL_ANNOTATION,
-    PASS_OF_MODULE,
-    PIPELINE_ACTION,
-    RECOMPUTES,
+from tracekit.collectors.importers.kineto.event_columns import (
     STEP,
     Ints,
     Table,
-    codes_of_phases,
+    outermost,
     rows_of,
 )
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason, ProfilerCost
@@ -60,6 +55,26 @@ _NOT_OWN = re.compile(
     r"(^|/)(torch|site-packages|dist-packages|lib/python3[^/]*)/|^<|^(threading|contextlib|functools)\.py"
 )
 _MODULE = "nn.Module: "
+#: Names that mark the phase of a step; the first match counts.
+_PHASE_PATTERNS = {
+    "optimizer": re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE),
+    "backward": re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BIW]\d", re.IGNORECASE),
+}
+#: Phases by number; the first is the default.
+PHASES = ("forward", *_PHASE_PATTERNS)
+#: Actions of torch.distributed.pipelining: PP:2F0 is the forward of microbatch 0 on stage 2.
+_PIPELINE_ACTION = re.compile(r"^PP:\d{1,6}(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)\d{1,9}$")
+#: An annotation of a module's forward, backward or weight gradients, such as "attn(F)".
+_PASS_OF_MODULE = re.compile(r"\w+\([FBW]\)")
+#: Functions that compute activations again, of torch, Megatron and DeepSpeed; and the backward inside of some of them.
+_RECOMPUTES = (
+    re.compile(
+        r"(^|/)torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$"
+        r"|(^|/)(tensor_parallel/random|activation_checkpointing/checkpointing)\.py\(\d+\): backward$"
+    ),
+    re.compile(r"(^|/)torch/autograd/__init__\.py\(\d+\): backward$"),
+)
+_NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 
 class _Flag(IntFlag):
@@ -251,7 +266,7 @@ def step_at(steps: Table, times: Floats) -> Ints:
 def pass_at(annotations: Table, names: Sequence[str], times: Floats) -> Ints:
     """Return the name of the shortest annotation such as "attn(F)" around each time, on any thread; -1 for none."""
     annotation = np.full(len(times), -1)
-    codes = [code for code, name in enumerate(names) if PASS_OF_MODULE.fullmatch(name)]
+    codes = [code for code, name in enumerate(names) if _PASS_OF_MODULE.fullmatch(name)]
     rows = np.flatnonzero(np.isin(annotations["name"], codes))
     begin, end = annotations["ts"][rows], annotations["ts"][rows] + annotations["dur"][rows]
     first, last = np.searchsorted(times, begin), np.searchsorted(times, end, side="right")
@@ -293,7 +308,7 @@ class CallThreads:
 
         The reentrant kind then runs a backward of its own, which is not repeated.
         """
-        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in RECOMPUTES)
+        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in _RECOMPUTES)
         again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
         gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
         return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
@@ -310,7 +325,8 @@ class CallThreads:
     def phases(self) -> npt.NDArray[np.int8]:
         """Return the phase of a step that each call belongs to."""
         phase_of_call = np.zeros(len(self._calls["ts"]), np.int8)
-        for phase, codes in reversed(list(enumerate(codes_of_phases(self._names), start=1))):
+        for phase, pattern in reversed(list(enumerate(_PHASE_PATTERNS.values(), start=1))):
+            codes = [code for code, name in enumerate(self._names) if pattern.search(name)]
             for spans in (self._operators, self._annotations):
                 of_phase = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
                 phase_of_call[self.containing(of_phase) >= 0] = phase
@@ -321,7 +337,7 @@ class CallThreads:
 
         One thread runs the schedule; autograd launches the kernels of backwards from others meanwhile.
         """
-        codes = [code for code, name in enumerate(self._names) if PIPELINE_ACTION.match(name)]
+        codes = [code for code, name in enumerate(self._names) if _PIPELINE_ACTION.match(name)]
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], codes)))
         row = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
         ends = np.append(spans["ts"] + spans["dur"], -np.inf)
@@ -330,7 +346,7 @@ class CallThreads:
 
     def collective_names(self) -> list[tuple[str, Bools]]:
         """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""
-        named = {code: match[1] for code, name in enumerate(self._names) if (match := NCCL_ANNOTATION.match(name))}
+        named = {code: match[1] for code, name in enumerate(self._names) if (match := _NCCL_ANNOTATION.match(name))}
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], list(named))))
         around = np.append(spans["name"], -1)[self.containing(spans)]
         return [(name, around == code) for code, name in named.items() if (around == code).any()]

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, role_of
-from tracekit.collectors.importers.kineto.event_tables import (
+from tracekit.collectors.importers.kineto.event_columns import (
     COLLECTIVE_OPERATOR,
+    LONGEST_US,
     NO_ID,
     SCHEMAS,
     STEP,
@@ -21,6 +21,8 @@ from tracekit.collectors.importers.kineto.event_tables import (
     FileColumns,
     Ints,
     Table,
+    looked_up,
+    role_of,
     rows_of,
 )
 from tracekit.collectors.importers.kineto.nsys_file import (
@@ -374,14 +376,10 @@ def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: 
 
 def matched(process: Ints, number: Ints, other: Ints, number_of_other: Ints) -> Ints:
     """Return the first row of the others with the same process and number, -1 for none, [numbers]."""
-    if not len(other):
-        return np.full(len(process), NO_ID)
     processes = np.unique(np.concatenate([process, other]))
     wanted = np.searchsorted(processes, process) * _LAUNCHES + number
     keys = np.searchsorted(processes, other) * _LAUNCHES + number_of_other
-    order = np.argsort(keys, kind="stable")
-    row = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
-    return np.where((keys[row] == wanted) & (number != NO_ID), row, NO_ID)
+    return np.where(number == NO_ID, NO_ID, looked_up(wanted, keys))
 
 
 def _users(process: Ints, device: Ints) -> tuple[list[User], Ints]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, Ints, Table, rows_of
+from tracekit.collectors.importers.kineto.event_columns import NO_ID, CollectiveArgs, Ints, Table, rows_of
 
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
 #: Where the head of a SQLite file, all of big-endian integers, says how long the file is.

@@ -20,7 +20,7 @@ from tracekit.base.limits import check_pattern, search
 from tracekit.base.processes import answers_of
 from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
-from tracekit.collectors.importers.kineto.event_tables import PHASES
+from tracekit.collectors.importers.kineto.host_work import PHASES
 from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, read_file
 from tracekit.collectors.importers.kineto.rank_placement import (
@@ -254,22 +254,8 @@ def _gpu_ops(
     classes: KernelClasses,
 ) -> pl.DataFrame:
     args = file.collectives
-    table = pl.DataFrame(
-        {
-            "collective": [arg.collective for arg in args],
-            "elements": [arg.elements_in for arg in args],
-            "dtype": [arg.dtype for arg in args],
-            "group": groups,
-            "sequence": [arg.sequence for arg in args],
-            "comms_id": [arg.comms_id for arg in args],
-            "source": [arg.source for arg in args],
-            "destination": [arg.destination for arg in args],
-            "sent": [arg.sent for arg in args],
-            "received": [arg.received for arg in args],
-        },
-        schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
-        strict=False,
-    )
+    columns = {name: [getattr(arg, ours) for arg in args] for name, ours in _OF_COLLECTIVES.items()} | {"group": groups}
+    table = pl.DataFrame(columns, schema={name: GPU_OP_SCHEMA[name] for name in columns}, strict=False)
     used = np.unique(file.gpu["name"]).tolist()
     class_of = dict(zip(used, map(str, classes.of([file.strings[code] for code in used])), strict=True))
     kernel_class = [class_of.get(code) for code in range(len(file.strings))]
@@ -293,9 +279,10 @@ def _gpu_ops(
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
 
 
-_OF_COLLECTIVES = (
-    "collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination", "sent", "received",
-)  # fmt: skip
+#: Columns of collectives -> the names of their arguments.
+_OF_COLLECTIVES = {
+    name: name for name in ("collective", "dtype", "sequence", "comms_id", "source", "destination", "sent", "received")
+} | {"elements": "elements_in"}
 
 
 def _calls(file: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
