@@ -17,7 +17,7 @@ from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.launcher import hold, release
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.collectors.launch.record import parse_size, parse_steps, schedule_options, stacks_allowed
+from tracekit.collectors.launch.record import parse_mask, parse_size, parse_steps, schedule_options, stacks_allowed
 
 if TYPE_CHECKING:
     from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
@@ -50,12 +50,6 @@ class Parsed(click.ParamType[Any]):
             return self._parse(value) if isinstance(value, str) else value
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-def _mask(text: str) -> int:
-    from tracekit.collectors.nccl.launching import parse_mask
-
-    return parse_mask(text)
 
 
 @click.command(
@@ -104,7 +98,7 @@ def _mask(text: str) -> int:
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, if they cannot be found.")
 @click.option(
     "--nccl",
-    type=Parsed("EVENTS", _mask),
+    type=Parsed("EVENTS", parse_mask),
     is_flag=False,
     flag_value="coll,p2p,kernel",
     help="Let NCCL time communication on the GPU; any of coll,p2p,kernel,proxy [default: coll,p2p,kernel].",

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,12 +43,6 @@ HAZARDS: Mapping[tuple[int, ...], str] = {
 #: A /dev/shm below this size is small for NCCL with timed channels, bytes.
 SMALL_SHARED_MEMORY = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
-_NAMES = {
-    "coll": NcclEvent.COLL,
-    "p2p": NcclEvent.P2P,
-    "kernel": NcclEvent.KERNEL_CH,
-    "proxy": NcclEvent.PROXY_OP | NcclEvent.PROXY_STEP,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +52,6 @@ class NcclSetup:
     environment: dict[str, str]
     plugged: bool
     warnings: tuple[str, ...]
-
-
-def parse_mask(text: str) -> int:
-    """A mask from `coll,p2p,kernel,proxy`, or a number as NCCL writes it. Raises ValueError."""
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
-        mask = int(text, 0)
-        if not mask or mask & ~int(sum(_NAMES.values())):
-            raise ValueError(f"{text}: expected bits of {int(sum(_NAMES.values())):#x}")
-        return mask
-    words = text.split(",")
-    if unknown := [word for word in words if word not in _NAMES]:
-        raise ValueError(f"{unknown[0]!r} is not an NCCL event; known: {', '.join(_NAMES)}")
-    mask = NcclEvent(0)
-    for word in words:
-        mask |= _NAMES[word]
-    return int(mask)
 
 
 def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:

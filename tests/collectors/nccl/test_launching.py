@@ -12,6 +12,7 @@ import pytest
 
 from tests.collectors.conftest import contradictions, several
 from tests.handmade import read_any
+from tracekit.collectors.launch import record
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.rings import operations, read_ring
 from tracekit.collectors.record.wire_format import DEFAULT_MASK
@@ -28,14 +29,14 @@ def test_the_default_mask_is_what_the_documents_say():
 def test_events_are_named_or_numbered():
     """As people say them, or as NCCL's documents write them."""
     masks = {"coll,p2p,kernel": 0x46, "coll": 0x02, "proxy": 0x18, "0x46": 0x46, "70": 0x46}
-    assert {text: launching.parse_mask(text) for text in masks} == masks
+    assert {text: record.parse_mask(text) for text in masks} == masks
 
 
 def test_unknown_events_are_refused():
     """With what is known."""
     for text, message in (("coll,gpu", "'gpu' is not an NCCL event"), ("0x80", "expected bits"), ("0", "0")):
         with pytest.raises(ValueError, match=message):
-            launching.parse_mask(text)
+            record.parse_mask(text)
 
 
 def test_a_users_plugin_stays(monkeypatch):
