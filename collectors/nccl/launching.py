@@ -45,29 +45,24 @@ SMALL_SHARED_MEMORY = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
 
 
-@dataclass(frozen=True, slots=True)
-class NcclSetup:
-    """`environment`: of the command. `plugged`: NCCL loads our plugin. `warnings`: for the user, before the run."""
+def prepare_nccl(
+    environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Put the plugin into the environment of a command, unless the user has set one or NCCL could not load ours.
 
-    environment: dict[str, str]
-    plugged: bool
-    warnings: tuple[str, ...]
-
-
-def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:
-    """Put the plugin into the environment of a command, unless the user has set one or NCCL could not load ours."""
+    Returns the environment, which names the plugin in `ENV_PLUGIN` if NCCL loads it, and warnings for the user.
+    """
     theirs = environment.get(ENV_NCCL_PLUGIN)
     if theirs is not None:
         warning = f"{ENV_NCCL_PLUGIN}={theirs} is already set and NCCL loads one plugin only, so --nccl records nothing"
-        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+        return dict(environment), (warning,)
     try:
         plugin = find_plugin()
     except OutputError as error:
         warning = f"--nccl records nothing, the rest is recorded: {error}"
-        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+        return dict(environment), (warning,)
     ours = {ENV_NCCL_PLUGIN: str(plugin), ENV_PLUGIN: str(plugin), ENV_MASK: hex(mask)}
-    warnings = (*hazards(installed_version(), mask), *_shared_memory(mask))
-    return NcclSetup({**environment, **ours}, plugged=True, warnings=warnings)
+    return {**environment, **ours}, (*hazards(installed_version(), mask), *_shared_memory(mask))
 
 
 def find_plugin() -> Path:

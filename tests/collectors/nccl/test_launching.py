@@ -41,10 +41,8 @@ def test_unknown_events_are_refused():
 
 def test_a_users_plugin_stays(monkeypatch):
     """NCCL takes one; theirs was there first."""
-    setup = launching.prepare_nccl({"NCCL_PROFILER_PLUGIN": "/their/plugin.so"})
-    assert not setup.plugged
-    assert setup.environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
-    (warning,) = setup.warnings
+    environment, (warning,) = launching.prepare_nccl({"NCCL_PROFILER_PLUGIN": "/their/plugin.so"})
+    assert environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
     assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is already set")
 
 
@@ -58,18 +56,17 @@ def test_a_users_plugin_stays(monkeypatch):
 def test_without_a_plugin_that_nccl_can_load_the_rest_is_recorded(spec, why, monkeypatch):
     """The environment is as it was."""
     monkeypatch.setattr(launching, "find_spec", lambda _: spec)
-    setup = launching.prepare_nccl({"A": "b"})
-    assert (setup.plugged, setup.environment) == (False, {"A": "b"})
-    (warning,) = setup.warnings
+    environment, (warning,) = launching.prepare_nccl({"A": "b"})
+    assert environment == {"A": "b"}
     assert warning.startswith("--nccl records nothing, the rest is recorded: ")
     assert why in warning
 
 
 def test_nccl_and_the_ranks_are_told_where_the_plugin_is():
     """And which events."""
-    setup = launching.prepare_nccl({}, 0x02)
+    environment, _ = launching.prepare_nccl({}, 0x02)
     path = str(launching.find_plugin())
-    assert setup.environment == {
+    assert environment == {
         "NCCL_PROFILER_PLUGIN": path,
         "TRACEKIT_NCCL_PLUGIN": path,
         "TRACEKIT_NCCL_MASK": "0x2",
