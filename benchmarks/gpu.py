@@ -75,7 +75,7 @@ def _costs_us(folder: Path) -> tuple[float, float]:
     clock = DeviceClock(
         torch.cuda, recorder.add, lambda _: None, opened=session.device_opened, failed=session.device_failed
     )
-    session.use_device(clock, types.SimpleNamespace(start=lambda _: None, close=lambda: None))
+    session.use_device(clock, lambda _: types.SimpleNamespace(begin=lambda: None, close=lambda: None))
     clock.tick()
 
     def step() -> None:

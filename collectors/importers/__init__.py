@@ -1,1 +1,1 @@
-"""Import files of other tools as traces: one module per format, and a registry that recognises formats."""
+"""Import files of other tools as traces: one module per format, and `sniff.py`, which recognises them."""

@@ -1,8 +1,10 @@
-"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out."""
+"""Dumps of PyTorch's flight recorder: a folder with one file per rank in, a `FlightRecord` out.
+
+A rank without a file, an empty file or a torn one is evidence in a hang, so none of them is an error.
+"""
 
 from __future__ import annotations
 
-import gc
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from tracekit.base.errors import FormatError
+from tracekit.base.memory import no_garbage_collection
 from tracekit.base.text import printable, quoted, short
 from tracekit.collectors.importers.flight_recorder_entries import (
     COALESCED,
@@ -54,29 +57,23 @@ def read_flight_records(directory: Path) -> FlightRecord:
     notes: list[str] = []
     worlds: dict[int, int] = {}
     dump_times_ns: list[int] = []
-    was_collecting = gc.isenabled()
-    gc.disable()  # a dump is thousands of small containers without cycles
-    try:
-        with bounded_memory():
-            for path in files:
-                rank = _rank_of(path.name)
-                try:
-                    dump = read_dump(path)
-                    rank = _stated_rank(dump, rank)
-                except UnreadableError as error:
-                    if rank is not None and path.suffix not in _OTHER_FILES:
-                        notes.append(f"{short(path.name)} {error}")
-                        dumps.setdefault(rank, RankDump(path.name, str(error)))
-                    continue
-                if rank in dumps and dumps[rank].problem is None:
-                    raise FormatError(
-                        f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
-                        f" {rank}; keep only the dumps of one attempt in the folder"
-                    )
-                dumps[rank] = _take(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
-    finally:
-        if was_collecting:
-            gc.enable()
+    with no_garbage_collection(), bounded_memory():
+        for path in files:
+            rank = _rank_of(path.name)
+            try:
+                dump = read_dump(path)
+                rank = _stated_rank(dump, rank)
+            except UnreadableError as error:
+                if rank is not None and path.suffix not in _OTHER_FILES:
+                    notes.append(f"{short(path.name)} {error}")
+                    dumps.setdefault(rank, RankDump(path.name, str(error)))
+                continue
+            if rank in dumps and dumps[rank].problem is None:
+                raise FormatError(
+                    f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
+                    f" {rank}; keep only the dumps of one attempt in the folder"
+                )
+            dumps[rank] = _take(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
     if all(dump.problem is not None for dump in dumps.values()):
         reason = next(iter(notes), "no file is a dump")
         raise FormatError(
@@ -285,7 +282,11 @@ class _Key:
 
 @dataclass(slots=True)
 class GroupTable:
-    """Collects the groups of all dumps; `finish` returns their members."""
+    """Collects the groups of all dumps; `finish` returns their members.
+
+    A group's name is its number within one process; description and members identify it. Their text can be cut after 30
+    ranks; other dumps complete it.
+    """
 
     _keys: dict[_Key, int] = field(default_factory=dict)
     _stated: dict[_Key, tuple[int, ...]] = field(default_factory=dict)
@@ -419,7 +420,9 @@ class DumpRows:
 def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
     """Add rows for the entries of a rank; return the group of each `pg_id` in them."""
     places: dict[int, int] = {}
-    coalesced = _coalesced(entries)
+    # The parts of a coalesced call have no state of their own; the closing entry has it for all.
+    closed = {(*entry.counted, entry.sequence): entry.finished for entry in entries if COALESCED in entry.name}
+    parts = {(*entry.counted, entry.sequence) for entry in entries if COALESCED not in entry.name}
     finished_to_skip = sum(entry.finished for entry in entries) - FINISHED_KEPT
     calls = set()
     for entry in entries:
@@ -429,14 +432,10 @@ def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: 
             group = groups[named] = columns.groups.add_named(rank, named, description)
         if entry.pg_id >= 0:
             places[entry.pg_id] = group
-        call = entry.pg_id, entry.sequence
-        finished = entry.finished
-        if whole := coalesced.get((*entry.counted, entry.sequence)):
-            if COALESCED in entry.name and not entry.p2p and call in calls:
-                continue
-            finished = finished or whole.finished
-            if COALESCED in entry.name and whole.parts:
-                continue
+        call, counted = (entry.pg_id, entry.sequence), (*entry.counted, entry.sequence)
+        finished = entry.finished or closed.get(counted, False)
+        if COALESCED in entry.name and (counted in parts or (not entry.p2p and call in calls)):
+            continue
         if finished and finished_to_skip > 0:
             finished_to_skip -= 1
             continue
@@ -446,25 +445,6 @@ def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: 
             calls.add(call)
         columns.operations.append(_row(columns, rank, group, finished, entry))
     return places
-
-
-@dataclass(slots=True)
-class _Coalesced:
-    finished: bool = False
-    parts: int = 0
-
-
-def _coalesced(entries: list[Entry]) -> dict[tuple[int, bool, int], _Coalesced]:
-    """Merge coalesced calls: the parts have no state of their own; the closing entry has it for all."""
-    merged = {
-        (*entry.counted, entry.sequence): _Coalesced(entry.finished) for entry in entries if COALESCED in entry.name
-    }
-    if merged:
-        for entry in entries:
-            key = *entry.counted, entry.sequence
-            if key in merged and COALESCED not in entry.name:
-                merged[key].parts += 1
-    return merged
 
 
 def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:

@@ -1,4 +1,9 @@
-"""One flight-recorder dump: bytes of unknown origin in, checked entries in the order of their issue out."""
+"""One flight-recorder dump: bytes of unknown origin in; checked entries, in the order of issue, out.
+
+A dump is a pickle (PyTorch's own) or JSON, possibly gzipped. Neither may run code or exhaust memory. An entry with an
+impossible value is left out and listed; the rank is then in doubt, unless the entry adds nothing: it may have done what
+the entry would have shown.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -44,7 +45,7 @@ def open_metrics(text: str) -> MetricSource:
             files = sorted(path.glob("*.json"))
             if not files:
                 raise FormatError(f"{short(text)}: a folder without answers of Prometheus (*.json)")
-            return Answers(path, files)
+            return SavedMetrics(str(path), partial(_from_answers, files))
         if not path.is_file() and path.exists():
             raise FormatError(f"{short(text)}: neither a file nor a folder; expected samples of metrics")
         with open(path, "rb") as file:
@@ -54,40 +55,51 @@ def open_metrics(text: str) -> MetricSource:
     if not start.strip():
         raise FormatError(f"{short(text)}: empty; expected samples of metrics")
     if start.startswith(_PARQUET):
-        return SampleTable(path)
-    return Answers(path, [path]) if start.lstrip().startswith(b"{") else Text(path)
+        return SavedMetrics(str(path), partial(_from_table, path, _checked_columns(path)))
+    read = partial(_from_answers, [path]) if start.lstrip().startswith(b"{") else partial(_from_text, path)
+    return SavedMetrics(str(path), read)
 
 
-class SampleTable:
-    """A Parquet file of samples. Raises FormatError if it is none."""
+class SavedMetrics:
+    """Samples in files. `read`: returns those of some metrics, None for all."""
 
-    def __init__(self, path: Path) -> None:
-        self.name, self._path = str(path), path
-        try:
-            with hushed_panics():
-                self._columns = pl.scan_parquet(path, glob=False).collect_schema()
-        except Exception as error:  # whatever polars raises for a damaged file
-            raise FormatError(f"{path}: not a readable Parquet file; write the metrics again") from error
-        if lacking := [name for name in _NEEDED if name not in self._columns]:
-            raise FormatError(
-                f"{path}: no column {lacking[0]!r}; expected time (seconds since 1970), host, device, metric, value"
-            )
+    def __init__(self, name: str, read: Callable[[Collection[str] | None], pl.DataFrame]) -> None:
+        self.name, self._read = name, read
 
     def samples(
         self, metrics: Collection[str] | None, window: TimeSpan | None, hosts: Collection[str] | None
     ) -> pl.DataFrame:
         """See `MetricSource`."""
         del window, hosts  # the noise of the test comes from other hosts and other times
-        absent = [pl.lit(None, pl.String).alias(name) for name in ("device", "uuid") if name not in self._columns]
-        rows = pl.scan_parquet(self._path, glob=False)
-        if metrics is not None:
-            rows = rows.filter(pl.col("metric").cast(pl.String).is_in(list(metrics)))
-        try:
-            with hushed_panics():
-                samples = rows.with_columns(absent).select(_as(name, kind) for name, kind in COLUMNS.items()).collect()
-        except Exception as error:  # a value of another type, or a torn file
-            raise FormatError(f"{self._path}: its columns cannot be read as times, names and numbers") from error
-        return samples.drop_nulls(list(_NEEDED))
+        return self._read(metrics)
+
+
+def _checked_columns(path: Path) -> pl.Schema:
+    """The columns of a Parquet file of samples. Raises FormatError if it is none."""
+    try:
+        with hushed_panics():
+            columns = pl.scan_parquet(path, glob=False).collect_schema()
+    except Exception as error:  # whatever polars raises for a damaged file
+        raise FormatError(f"{path}: not a readable Parquet file; write the metrics again") from error
+    if lacking := [name for name in _NEEDED if name not in columns]:
+        raise FormatError(
+            f"{path}: no column {lacking[0]!r}; expected time (seconds since 1970), host, device, metric, value"
+        )
+    return columns
+
+
+def _from_table(path: Path, columns: pl.Schema, metrics: Collection[str] | None) -> pl.DataFrame:
+    """The samples of a Parquet file. Raises FormatError."""
+    absent = [pl.lit(None, pl.String).alias(name) for name in ("device", "uuid") if name not in columns]
+    rows = pl.scan_parquet(path, glob=False)
+    if metrics is not None:
+        rows = rows.filter(pl.col("metric").cast(pl.String).is_in(list(metrics)))
+    try:
+        with hushed_panics():
+            samples = rows.with_columns(absent).select(_as(name, kind) for name, kind in COLUMNS.items()).collect()
+    except Exception as error:  # a value of another type, or a torn file
+        raise FormatError(f"{path}: its columns cannot be read as times, names and numbers") from error
+    return samples.drop_nulls(list(_NEEDED))
 
 
 def _as(name: str, kind: PolarsDataType) -> pl.Expr:
@@ -137,24 +149,17 @@ class _Refusal(Struct):
     error: str
 
 
-class Answers:
-    """Saved answers of the range API: a file, or a folder of them."""
-
-    def __init__(self, path: Path, files: Sequence[Path]) -> None:
-        self.name, self._files = str(path), files
-
-    def samples(
-        self, metrics: Collection[str] | None, window: TimeSpan | None, hosts: Collection[str] | None
-    ) -> pl.DataFrame:
-        """See `MetricSource`."""
-        del window, hosts
-        keys: list[SeriesKey | None] = []
-        parts = [part for file in self._files for part in _rows(file.read_bytes(), str(file), keys, metrics)]
-        return _framed(keys, parts)
+def _from_answers(files: Sequence[Path], metrics: Collection[str] | None) -> pl.DataFrame:
+    """The samples of saved answers of the range API."""
+    return _framed(part for file in files for part in _series(file.read_bytes(), str(file), metrics))
 
 
 class Prometheus:
-    """A server of Prometheus' HTTP interface. `names`: what to ask for where all metrics are wanted."""
+    """A server of Prometheus' HTTP interface. `names`: what to ask for where all metrics are wanted.
+
+    It refuses more than 11,000 points a series, so it is asked in pieces; it repeats old values between samples, so it
+    is first asked how often it samples.
+    """
 
     def __init__(self, url: str, names: Sequence[str]) -> None:
         parts = urllib.parse.urlsplit(url.rstrip("/"))
@@ -171,8 +176,7 @@ class Prometheus:
         asked = TimeSpan(now - _RECENT_S, now) if window is None else _widened(window)
         names = [*(self._names if metrics is None else metrics)]
         names += [f"{name}_total" for name in names if name.startswith("DCGM_") and is_counter(name)]
-        keys: list[SeriesKey | None] = []
-        parts: list[pl.DataFrame] = []
+        parts: list[tuple[SeriesKey, pl.DataFrame]] = []
         for name in names:
             selector = _selector(name, hosts)
             step, series = self._sampling(selector, window or asked)
@@ -180,17 +184,16 @@ class Prometheus:
                 continue
             points = min(MOST_POINTS, max(_MOST_SAMPLES // series, _FEWEST_POINTS))
             for since, until in _pieces(asked, step, points):
-                parts += _rows(self._ask(selector, since, until, step), self._url, keys, None)
-        return _framed(keys, parts)
+                parts += _series(self._ask(selector, since, until, step), self._url, None)
+        return _framed(parts)
 
     def _sampling(self, selector: str, window: TimeSpan) -> tuple[float, int]:
         """How often a server samples a metric, seconds, as values change no more often; and how many series it has."""
         since = max(window.since, window.until - _PROBE_S)
-        keys: list[SeriesKey | None] = []
-        parts = list(_rows(self._ask(selector, since, since + _PROBE_S, 1.0), self._url, keys, None))
+        parts = list(_series(self._ask(selector, since, since + _PROBE_S, 1.0), self._url, None))
         if not parts:
             return _USUAL_S, 0
-        rows = _framed(keys, parts).sort("host", "time")
+        rows = _framed(parts).sort("host", "time")
         changed = rows.filter(pl.col("value") != pl.col("value").shift(1).over("host", "device", "metric"))
         gaps = changed.unique(["host", "time"], maintain_order=True).select(gap=pl.col("time").diff().over("host"))
         gap = gaps.filter(pl.col("gap") > 0.5)["gap"].quantile(0.25, "lower")  # a host's own series change together
@@ -261,10 +264,8 @@ def _pieces(window: TimeSpan, step: float, most: int) -> Iterator[tuple[float, f
         yield window.since + first * step, window.since + last * step
 
 
-def _rows(
-    content: bytes, name: str, keys: list[SeriesKey | None], metrics: Collection[str] | None
-) -> Iterator[pl.DataFrame]:
-    """Frames of number of the series, time, value; new series are added to `keys`. Raises FormatError."""
+def _series(content: bytes, name: str, metrics: Collection[str] | None) -> Iterator[tuple[SeriesKey, pl.DataFrame]]:
+    """The times and values of each series of an answer. Raises FormatError."""
     try:
         result = msgspec.json.decode(content, type=_Answer).data.result
         for series in result:
@@ -274,15 +275,18 @@ def _rows(
             pairs = msgspec.json.decode(series.values, type=list[tuple[float, str]])
             times = np.fromiter((pair[0] for pair in pairs), np.float64, len(pairs))
             values = np.array([pair[1] for pair in pairs], dtype=np.str_).astype(np.float64) if pairs else times
-            yield pl.DataFrame({"key": np.full(len(pairs), len(keys), np.uint32), "time": times, "value": values})
-            keys.append(key)
+            yield key, pl.DataFrame({"time": times, "value": values})
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise FormatError(f"{short(name)}: not an answer of Prometheus' range API, with resultType matrix") from None
 
 
-def _framed(keys: list[SeriesKey | None], parts: list[pl.DataFrame]) -> pl.DataFrame:
-    empty = pl.DataFrame(schema={"key": pl.UInt32, "time": pl.Float64, "value": pl.Float64})
-    return framed(keys, pl.concat([empty, *parts]))
+def _framed(series: Iterable[tuple[SeriesKey, pl.DataFrame]]) -> pl.DataFrame:
+    keys: list[SeriesKey | None] = []
+    parts = [pl.DataFrame(schema={"time": pl.Float64, "value": pl.Float64, "key": pl.UInt32})]
+    for key, rows in series:
+        parts.append(rows.with_columns(key=pl.lit(len(keys), pl.UInt32)))
+        keys.append(key)
+    return framed(keys, pl.concat(parts))
 
 
 _PIECE_BYTES = 1 << 25
@@ -293,46 +297,39 @@ _ESCAPE = re.compile(r"\\(.)")
 _MOST_SECONDS = 1e11
 
 
-class Text:
-    """A file of OpenMetrics text."""
+def _from_text(path: Path, metrics: Collection[str] | None) -> pl.DataFrame:
+    """The samples of a file of OpenMetrics text. Raises FormatError."""
+    keys: dict[str, SeriesKey | None] = {}
+    pieces, lines, timed = [], 0, 0
+    for number, piece in enumerate(_lines(path)):
+        rows = _parsed(piece, metrics if number else None)  # the first piece shows whether this is a file of metrics
+        lines, timed = lines + rows.height, timed + rows["time"].count()
+        for name in rows["name"].unique():
+            if name not in keys:
+                keys[name] = _key(name)
+        series = enumerate(keys.items())
+        wanted = {
+            name: at for at, (name, key) in series if key is not None and (metrics is None or key.metric in metrics)
+        }
+        numbered = pl.DataFrame(
+            {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}
+        )
+        pieces.append(rows.join(numbered, on="name").select("key", "time", "value"))
+    if not lines:
+        raise FormatError(f"{path}: no metrics; expected OpenMetrics text, such as promtool dumps")
+    if not timed:
+        raise FormatError(f"{path}: samples without timestamps; dump a span of time, not one scrape")
+    return framed(list(keys.values()), pl.concat(pieces))
 
-    def __init__(self, path: Path) -> None:
-        self.name, self._path = str(path), path
 
-    def samples(
-        self, metrics: Collection[str] | None, window: TimeSpan | None, hosts: Collection[str] | None
-    ) -> pl.DataFrame:
-        """See `MetricSource`."""
-        del window, hosts
-        keys: dict[str, SeriesKey | None] = {}
-        pieces, lines, timed = [], 0, 0
-        for number, piece in enumerate(self._pieces()):
-            rows = _parsed(
-                piece, metrics if number else None
-            )  # the first piece shows whether this is a file of metrics
-            lines, timed = lines + rows.height, timed + rows["time"].count()
-            for name in rows["name"].unique():
-                if name not in keys:
-                    keys[name] = _key(name)
-            wanted = {name: key for key, name in enumerate(keys) if _wanted(keys[name], metrics)}
-            numbered = pl.DataFrame(
-                {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}
-            )
-            pieces.append(rows.join(numbered, on="name").select("key", "time", "value"))
-        if not lines:
-            raise FormatError(f"{self.name}: no metrics; expected OpenMetrics text, such as promtool dumps")
-        if not timed:
-            raise FormatError(f"{self.name}: samples without timestamps; dump a span of time, not one scrape")
-        return framed(list(keys.values()), pl.concat(pieces))
-
-    def _pieces(self) -> Iterator[list[str]]:
-        """Lines, so many at a time. Raises FormatError for anything but text."""
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                while piece := file.readlines(_PIECE_BYTES):
-                    yield [line.rstrip("\n") for line in piece]
-        except UnicodeDecodeError:
-            raise FormatError(f"{self.name}: neither Parquet nor text; expected samples of metrics") from None
+def _lines(path: Path) -> Iterator[list[str]]:
+    """Lines, so many at a time. Raises FormatError for anything but text."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            while piece := file.readlines(_PIECE_BYTES):
+                yield [line.rstrip("\n") for line in piece]
+    except UnicodeDecodeError:
+        raise FormatError(f"{path}: neither Parquet nor text; expected samples of metrics") from None
 
 
 def _parsed(lines: list[str], metrics: Collection[str] | None) -> pl.DataFrame:
@@ -348,16 +345,11 @@ def _parsed(lines: list[str], metrics: Collection[str] | None) -> pl.DataFrame:
 
 def _key(name: str) -> SeriesKey | None:
     metric, _, labels = name.partition("{")
-    named = {label: _ESCAPE.sub(_unescaped, value) for label, value in _LABEL.findall(labels)}
+    named = {
+        label: _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)
+        for label, value in _LABEL.findall(labels)
+    }
     return key_of(metric, named)
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return "\n" if escape[1] == "n" else escape[1]
-
-
-def _wanted(key: SeriesKey | None, metrics: Collection[str] | None) -> bool:
-    return key is not None and (metrics is None or key.metric in metrics)
 
 
 def framed(keys: list[SeriesKey | None], rows: pl.DataFrame) -> pl.DataFrame:
@@ -401,9 +393,6 @@ def key_of(metric: str, labels: Mapping[str, str]) -> SeriesKey | None:
     port = labels.get("port")
     if port not in (None, "1") and device is not None:  # most InfiniBand cards have one port
         device = f"{device}:{port}"
-    return SeriesKey(exporters_name(metric), host, device, labels.get("UUID"))
-
-
-def exporters_name(metric: str) -> str:
-    """The name of a metric as the exporter has it: OpenMetrics adds `_total` to the counters of dcgm-exporter."""
-    return metric.removesuffix("_total") if metric.startswith("DCGM_") else metric
+    # OpenMetrics adds `_total` to the counters of dcgm-exporter.
+    name = metric.removesuffix("_total") if metric.startswith("DCGM_") else metric
+    return SeriesKey(name, host, device, labels.get("UUID"))

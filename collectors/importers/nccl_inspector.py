@@ -65,16 +65,12 @@ def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | N
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
     refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
-    for file in _files(path):
+    for file in sorted(one for one in path.glob("*.log") if one.is_file()) if path.is_dir() else [path]:
         _read_file(file, log)
     frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
     if frame.is_empty():
         raise FormatError(f"{path}: has no collectives of the NCCL Inspector; expected lines with `coll_perf`")
     return _trace(frame, log, path)
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(one for one in path.glob("*.log") if one.is_file()) if path.is_dir() else [path]
 
 
 def _read_file(path: Path, log: _Log) -> None:
@@ -157,12 +153,15 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
         )
     chosen = whole.filter(_is_longest_class(whole))
     size = int(own["ranks"][0])
+    starts: dict[int, float] = {}
+    if verbose:  # when the last rank had left the collective before, seconds since 1970
+        starts = dict(chosen.group_by("sequence").agg(pl.col("left_us").max() / 1e6).sort("sequence").iter_rows())
     first, other = chosen.row(0, named=True), frame.filter(pl.col("communicator") != own["communicator"][0])
     return Trace.from_frame(
         _ops(chosen),
         Layout(dp=size, world_size=size),
         name=path.stem,
-        step_starts=_step_starts(chosen) if verbose else {},
+        step_starts=starts,
         metadata={
             "format": "nccl-inspector",
             UNIT_KEY: str(TimeUnit.US),
@@ -237,12 +236,6 @@ def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
         for kind, (start, duration) in times.items()
     ]
     return pl.concat(parts)
-
-
-def _step_starts(chosen: pl.DataFrame) -> dict[int, float]:
-    """Map steps to when the last rank had left the previous collective, seconds since 1970."""
-    starts = chosen.group_by("sequence").agg(pl.col("left_us").max() / 1e6).sort("sequence")
-    return {int(step): float(start) for step, start in starts.iter_rows()}
 
 
 def _summed(frame: pl.DataFrame, *by: str) -> list[dict[str, Any]]:

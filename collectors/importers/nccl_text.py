@@ -46,6 +46,13 @@ def _text(file: Path) -> str | None:
     return content.decode(errors="replace") if is_hang_text(content) else None
 
 
+def _operation(rank: int, group: int, number: int, name: str) -> dict[str, Any]:
+    """A row of `OPERATIONS`: an operation that a rank waits in, of which nothing more is known."""
+    row: dict[str, Any] = dict.fromkeys(OPERATIONS.names())
+    row |= {"sizes": "", "dtypes": "", "elements": 0, "created_ns": 0, "progress": int(Progress.SCHEDULED)}
+    return row | {"rank": rank, "group": group, "sequence": number, "order": number, "name": name, "p2p": False}
+
+
 _NUMBER = r"(-?\d{1,18})"
 #: The rank of the job, which torchrun puts in front, or that of the group.
 _RANK = re.compile(r"\[rank(\d{1,7})\]|\bRank (\d{1,7})\]")
@@ -81,7 +88,10 @@ class _WatchedRank(Struct):
 
 
 def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
-    """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words."""
+    """What watchdogs say of the ranks of a job, None if they name no rank. `source`: the files, in words.
+
+    Checked in PyTorch's `ProcessGroupNCCL.cpp`, as `ras_record` is in NCCL's `ras/client_support.cc`.
+    """
     said: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
     works = []
     times = []
@@ -148,10 +158,7 @@ def _watched_rows(place: int, of_group: Mapping[int, _WatchedRank]) -> Iterator[
     names = {number: work["name"] for rank in of_group.values() for number, work in rank.works.items()}
     for rank, counters in sorted(of_group.items()):
         for number in counters.waits_in:
-            row = dict.fromkeys(OPERATIONS.names()) | {"sizes": "", "dtypes": "", "elements": 0, "created_ns": 0}
-            row |= {"rank": rank, "group": place, "sequence": number, "order": number}
-            row |= {"name": names.get(number, "collective"), "progress": int(Progress.SCHEDULED)}
-            row |= counters.works.get(number, {})
+            row = _operation(rank, place, number, names.get(number, "collective")) | counters.works.get(number, {})
             yield row | {"p2p": row["name"] in ("send", "recv")}
 
 
@@ -306,6 +313,4 @@ def _counted_rows(place: int, operation: str, ranks: dict[int, int]) -> Iterator
     least = min(ranks.values())
     for rank, launched in ranks.items():
         for number in sorted({least + 1, launched} if launched > least else ()):
-            row = dict.fromkeys(OPERATIONS.names()) | {"sizes": "", "dtypes": "", "elements": 0, "created_ns": 0}
-            row |= {"rank": rank, "group": place, "sequence": number, "order": number, "name": operation}
-            yield row | {"progress": int(Progress.SCHEDULED), "p2p": False}
+            yield _operation(rank, place, number, operation)

@@ -60,7 +60,7 @@ def read_published(
 
     Raises FormatError, TraceError or LayoutError, each naming the file at fault.
     """
-    header = read_layout_file(layout_path)
+    header = read_mapping(layout_path, "dp_size: 4")
     layout = _layout(header, str(layout_path))
     columns = columns_of_file(path)
     if missing := [name for name in COLUMNS if name not in columns]:
@@ -85,11 +85,6 @@ def _canonical(ops: pl.DataFrame) -> pl.DataFrame:
     ops = ops.select(pl.col(column).alias(name) for column, name in COLUMNS.items() if column in ops.columns)
     integers = [name for name in NULLABLE & {*ops.columns} if ops[name].dtype.is_integer()]
     return ops.with_columns(pl.when(pl.col(name) >= 0).then(pl.col(name)).alias(name) for name in integers)
-
-
-def read_layout_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read the YAML mapping of parallel sizes. Raises FormatError if it cannot be read or is no mapping."""
-    return read_mapping(path, "dp_size: 4")
 
 
 def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:

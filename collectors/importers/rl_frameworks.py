@@ -1,4 +1,9 @@
-"""What frameworks print about the phases of a step, as facts, and what consoles and clipboards do to a log, undone."""
+"""What frameworks print about the phases of a step, as facts, and what consoles and clipboards do to a log, undone.
+
+Checked in the sources: verl's `ray_trainer.py`, `fully_async_trainer.py` and `agent_loop.py`, OpenRLHF's
+`ppo_trainer.py` and `ppo_trainer_async.py`, slime's `actor.py` and `train_metric_utils.py`, NeMo-RL's `grpo.py`,
+SkyRL's `trainer.py`, `fully_async_trainer.py` and `tracking.py`, open-instruct's `grpo_fast.py` and `model_utils.py`.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +138,7 @@ Record = tuple[int, dict[str, float], float | None]
 TOLERANCE = 0.01
 #: The clock of a console.
 _CLOCK = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
-#: Phases that lie in the step of some versions and behind that of others: arithmetic tells (`phase_log.py`).
+#: Phases that lie in the step of some versions and behind that of others: arithmetic tells (`rl_logs.py`).
 VALIDATION, CHECKPOINT = "validation", "checkpoint"
 #: Our names of timers that several frameworks have, or have had under other names.
 _ANYWHERE = {

@@ -1,4 +1,9 @@
-"""Reads logs of RL post-training: who wrote them, what each step takes, and what its phases take."""
+"""Reads logs of RL post-training: who wrote them, what each step takes, and what its phases take.
+
+The generic format has a line of JSON for each trajectory and for each phase: `{"trajectory", "step", "engine",
+"submit", "start", "end", "tokens", "tool_s", "version", "status"}` and `{"phase", "role", "step", "start", "end"}`,
+seconds of one clock. Nothing in a file is executed: pickles are refused unread.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tracekit.base.errors import FormatError, LayoutError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
 from tracekit.collectors.importers.formats import refuse_unit
-from tracekit.collectors.importers.published import read_layout_file
+from tracekit.collectors.importers.published import read_mapping
 from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt, merge_run
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.merge.recording_cost import find_unrecorded
@@ -49,7 +49,7 @@ def read_segments(path: Path, *, layout: Path | None = None, unit: TimeUnit | No
         return merge_attempt(
             recording,
             name=path.absolute().name,
-            first_step=run.first_step,
+            first_step=run.options.first_step,
             options=options,
             clocks=clocks,
             metadata={"command": list(run.command)},
@@ -60,7 +60,7 @@ def read_segments(path: Path, *, layout: Path | None = None, unit: TimeUnit | No
 
 def _stated_sizes(path: Path) -> LayoutOptions:
     """Read the sizes in a YAML file. Raises FormatError or LayoutError, naming the file."""
-    content = read_layout_file(path)
+    content = read_mapping(path, "dp_size: 4")
     stated = {word: content[name] for name, word in STATED_SIZES.items() if name in content}
     if not stated:
         raise LayoutError(f"{path}: states no size; expected some of {', '.join(STATED_SIZES)}, such as `dp_size: 4`")

@@ -121,8 +121,8 @@ def _by_number(path: Path) -> list[tuple[str, int]]:
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]
 
 
-#: Colours of a console.
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+#: Colours of a console. These patterns are compiled when they are first searched for: most files need none.
+_COLOUR = rb"\x1b\[[0-9;]*m"
 _RECORD = "record a trace with torch.profiler"
 _PHASES = "which says nothing of what is within a step"
 _WATCHDOG = (
@@ -130,46 +130,42 @@ _WATCHDOG = (
     rb"Received a dump signal due to a collective|Timeout at NCCL work: \d+"
 )
 _RAS = (
-    rb"ranks? ha(?:ve|s) launched up to operation \d|Communicator ranks have different \w+ operation counts|"
+    rb"(?m)ranks? ha(?:ve|s) launched up to operation \d|Communicator ranks have different \w+ operation counts|"
     rb"^\s*Group\s+Comms\s+Nodes\s+Ranks\s+Ranks"
 )
-_COMPILED = {
-    "watchdog": re.compile(_WATCHDOG),
-    "ras": re.compile(_RAS, re.MULTILINE),
-}
 #: What is in a log -> what it is, and what to do.
 _LOGS = (
     (
-        re.compile(rb"\biteration\s+\d+/\s*\d+\s*\|.{0,300}elapsed time per iteration"),
+        rb"\biteration\s+\d+/\s*\d+\s*\|.{0,300}elapsed time per iteration",
         (
             f"a log of Megatron, {_PHASES}; {_RECORD} (Megatron: --profile --use-pytorch-profiler), or give the folder"
             " of its tracer, MegaScan"
         ),
     ),
     (
-        re.compile(rb"\bstep:\s*\d+\s+loss:\s*\S+.{0,300}\b(?:tps|mfu):"),
+        rb"\bstep:\s*\d+\s+loss:\s*\S+.{0,300}\b(?:tps|mfu):",
         f"a log of torchtitan, {_PHASES}; {_RECORD} (torchtitan: --profiling.enable_profiling)",
     ),
     (
-        re.compile(rb"(?:Started|Finished): '[\w ./-]+'(?:, time cost: [\d.]+s)?"),
+        rb"(?:Started|Finished): '[\w ./-]+'(?:, time cost: [\d.]+s)?",
         (
             "lines of SkyRL's timers, which do not name their step; with trainer.logger=console, SkyRL prints `Step 3:`"
             " and all timings of that step, which `tracekit rl` reads"
         ),
     ),
     (
-        re.compile(rb"Reward Mean: \S+.{0,300}Completion Length Mean:"),
+        rb"Reward Mean: \S+.{0,300}Completion Length Mean:",
         f"a log of cosmos-rl, {_PHASES}; record phases with tracekit.rl (docs/rl.md), or {_RECORD}",
     ),
     (
-        re.compile(rb"\{'loss': '?[-\d.e]+.{0,2000}'(?:learning_rate|step_time)': "),
+        rb"\{'loss': '?[-\d.e]+.{0,2000}'(?:learning_rate|step_time)': ",
         (
             f"a log of the Hugging Face Trainer (or TRL), {_PHASES}; {_RECORD}, or record phases of TRL with"
             " tracekit.rl (docs/rl.md)"
         ),
     ),
     (
-        re.compile(rb"\[Rank \d+\] step=\d+, skipped=\d+, lr="),
+        rb"\[Rank \d+\] step=\d+, skipped=\d+, lr=",
         f"a log of DeepSpeed, {_PHASES}; {_RECORD}",
     ),
 )
@@ -178,10 +174,8 @@ _MAGIC = 64
 #: What is in the first record of a file of TensorBoard's events.
 _EVENTS = b"brain.Event:"
 _EVENTS_ARE = (
-    "scalars of TensorBoard, not a trace: they time whole steps and the loading of data at most; "
-    + _RECORD
-    + ", or give"
-    " the log of a trainer that prints its phases (docs/rl.md)"
+    "scalars of TensorBoard, not a trace: they time whole steps and the loading of data at most;"
+    f" {_RECORD}, or give the log of a trainer that prints its phases (docs/rl.md)"
 )
 
 
@@ -192,7 +186,7 @@ def is_hang_log(look: Look) -> bool:
 
 def is_hang_text(head: bytes) -> bool:
     """Whether text has messages of NCCL's watchdog, or is a report of NCCL's RAS."""
-    return b"\0" not in head[:_MAGIC] and any(pattern.search(head) for pattern in _COMPILED.values())
+    return b"\0" not in head[:_MAGIC] and any(re.search(pattern, head) for pattern in (_WATCHDOG, _RAS))
 
 
 def other_log(head: bytes, path: str | Path = "FILE") -> str | None:
@@ -201,9 +195,9 @@ def other_log(head: bytes, path: str | Path = "FILE") -> str | None:
         return _EVENTS_ARE
     if b"\0" in head[:_MAGIC]:
         return None
-    text = _COLOUR.sub(b"", head)
-    if _COMPILED["ras"].search(text):
+    text = re.sub(_COLOUR, b"", head)
+    if re.search(_RAS, text):
         return f"a report of NCCL's RAS (ncclras); type `{command('hang', path)}`"
-    if _COMPILED["watchdog"].search(text):
+    if re.search(_WATCHDOG, text):
         return f"messages of NCCL's watchdog about ranks of a hung job; type `{command('hang', path)}`"
-    return next((what for pattern, what in _LOGS if pattern.search(text)), None)
+    return next((what for pattern, what in _LOGS if re.search(pattern, text)), None)

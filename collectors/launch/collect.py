@@ -52,6 +52,7 @@ from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.merge.recording_cost import RecordingCost, find_unrecorded, recording_cost
 from tracekit.collectors.nccl.launching import Drain, nccl_lines, prepare_nccl
 from tracekit.collectors.record.wire_format import (
+    ENV_PLUGIN,
     IDLE,
     Category,
     Flag,
@@ -127,10 +128,6 @@ class CollectSummary:
     unstored: str | None = None
     store: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
-
 
 def collect(options: CollectOptions) -> CollectSummary:
     """Run the command and collect its trace.
@@ -160,12 +157,11 @@ def collect(options: CollectOptions) -> CollectSummary:
     try:
         environment = prepare_run(directory.absolute(), runtime, options.command)
         if options.nccl is not None:
-            plugged = False
             with unharmed("the preparation of NCCL"):
-                setup = prepare_nccl(environment, options.nccl)
-                environment, plugged = setup.environment, setup.plugged
-                _warn(setup.warnings)
-            options = options if plugged else replace(options, nccl=None)
+                environment, warnings = prepare_nccl(environment, options.nccl)
+                _warn(warnings)
+            if ENV_PLUGIN not in environment:
+                options = replace(options, nccl=None)
         if options.nccl is not None:
             tasks["reading NCCL's rings"] = drain.update
         if options.live is not None and not elsewhere:
@@ -193,7 +189,7 @@ def collect(options: CollectOptions) -> CollectSummary:
     finally:
         with unharmed("hang detection"):
             if watcher is not None:
-                watcher.close()
+                watcher.explainer.close()
     with unharmed("reading NCCL's rings"):
         drain.update()
     summary = CollectSummary(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
 from tracekit.collectors.launch.launcher import hold, release
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.collectors.launch.record import parse_size, parse_steps, schedule_options, stacks_allowed
+from tracekit.collectors.launch.record import parse_mask, parse_size, parse_steps, schedule_options, stacks_allowed
 
 if TYPE_CHECKING:
     from tracekit.collectors.launch.collect import Analyse, CollectedAttempt, CollectSummary
@@ -28,11 +29,11 @@ _PATH = click.Path(path_type=Path)
 
 #: The options of --help by section.
 _SECTIONS = {
-    "Where the recording goes": ("out", "store", "no_store", "name", "segments", "keep", "as_json"),
+    "Where the recording goes": ("out", "store", "keep_in_store", "name", "segments", "keep_bytes", "as_json"),
     "What is recorded": ("steps", "every", "length", "idle", "buckets", "stacks", "nccl", "profiler", "profiler_steps",
                          "overhead"),
     "Sizes that cannot be found": ("dp", "pp", "tp", "vpp"),
-    "Hangs": ("hang_after", "on_hang"),
+    "Hangs": ("hang_after_s", "stop_on_hang"),
     "While the job runs": ("live", *WatchOptions.__slots__),
 }  # fmt: skip
 
@@ -51,12 +52,6 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def _mask(text: str) -> int:
-    from tracekit.collectors.nccl.launching import parse_mask
-
-    return parse_mask(text)
-
-
 @click.command(
     "collect",
     cls=SectionedCommand,
@@ -66,7 +61,14 @@ def _mask(text: str) -> int:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
-@click.option("--no-store", is_flag=True, help="Do not write to the store; for use with --out.")
+@click.option(
+    "--no-store",
+    "keep_in_store",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="Do not write to the store; for use with --out.",
+)
 @click.option("--name", help="Name of the job in the store [default: script and time].")
 @click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
 @click.option(
@@ -79,7 +81,9 @@ def _mask(text: str) -> int:
 @click.option("--idle", is_flag=True, help="Record nothing until `tracekit attach` asks for it.")
 @click.option(
     "--keep",
+    "keep_bytes",
     type=Parsed("SIZE", parse_size),
+    default=0,
     help="Keep at most this much of each rank's segments, such as 2GB; the oldest go.",
 )
 @click.option("--buckets", is_flag=True, help="On CPUs, record each bucket of gradients, for `tracekit optimize`.")
@@ -94,13 +98,14 @@ def _mask(text: str) -> int:
 @click.option("--vpp", type=click.IntRange(min=1), help="Model chunks per rank, if they cannot be found.")
 @click.option(
     "--nccl",
-    type=Parsed("EVENTS", _mask),
+    type=Parsed("EVENTS", parse_mask),
     is_flag=False,
     flag_value="coll,p2p,kernel",
     help="Let NCCL time communication on the GPU; any of coll,p2p,kernel,proxy [default: coll,p2p,kernel].",
 )
 @click.option(
     "--hang-after",
+    "hang_after_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
     help=f"Report which rank holds the job up once no rank has made progress for this long; 0: never [default:"
@@ -108,9 +113,11 @@ def _mask(text: str) -> int:
 )
 @click.option(
     "--on-hang",
+    "stop_on_hang",
     type=click.Choice(["report", "stop"]),
     default="report",
     show_default=True,
+    callback=lambda _context, _option, value: value == "stop",
     help="On a hang, only report it, or also stop the command.",
 )
 @click.option(
@@ -134,71 +141,44 @@ def _mask(text: str) -> int:
 def collect_command(
     analyse: Analyse | None,
     /,
-    command: tuple[str, ...],
-    out: Path | None,
-    store: Path | None,
-    no_store: bool,
-    name: str | None,
-    segments: Path | None,
     steps: tuple[int, int | None],
     every: int,
     length: int,
     idle: bool,
-    keep: int | None,
-    buckets: bool,
-    stacks: bool,
-    dp: int | None,
-    pp: int | None,
-    tp: int | None,
-    vpp: int | None,
-    nccl: int | None,
-    hang_after: float | None,
-    on_hang: str,
-    profiler: Path | None,
-    profiler_steps: int,
-    live: bool,
     overhead: bool,
+    hang_after_s: float | None,
+    live: bool,
     as_json: bool,
-    **watching: Any,
+    **options: Any,
 ) -> int:
     """Record a step trace of an unmodified training command: tracekit collect [OPTIONS] -- torchrun ... train.py.
 
     The exit code is the command's.
     """
     # `analyse` is the object of the command line: the analysis is a layer above this one.
-    if not live and (given := WatchOptions(**watching).given()):
+    watching = WatchOptions(**{name: options.pop(name) for name in WatchOptions.__slots__})
+    if not live and (given := watching.given()):
         raise SelectionError(f"{given[0]} needs --live; add --live, or leave it out")
-    for option, path in (("--out", out), ("--store", store), ("--segments", segments)):
-        if path == Path("-"):
-            raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
+    for name in ("out", "store", "segments"):
+        if options[name] == Path("-"):
+            raise SelectionError(f"--{name}: '-' does not mean stdout here; name a file or folder")
     schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
-    if hang_after is None:
-        hang_after = LIVE_HANG_AFTER_S if live else 0.0
+    if hang_after_s is None:
+        hang_after_s = LIVE_HANG_AFTER_S if live else 0.0
     hold()  # before the imports below: see there
     try:
         from tracekit.collectors.launch.collect import CollectOptions, collect
         from tracekit.collectors.merge.placement import LayoutOptions
 
+        layout = LayoutOptions(**{name: options.pop(name) for name in LayoutOptions.__slots__})
         summary = collect(
             CollectOptions(
-                command=command,
-                out=out,
-                store=store,
-                keep_in_store=not no_store,
-                name=name,
-                segments=segments,
                 schedule=schedule,
-                keep_bytes=keep or 0,
-                buckets=buckets,
-                stacks=stacks,
-                nccl=nccl,
-                hang_after_s=hang_after,
-                stop_on_hang=on_hang == "stop",
-                profiler=profiler,
-                profiler_steps=profiler_steps,
-                layout=LayoutOptions(dp=dp, pp=pp, tp=tp, vpp=vpp),
-                live=WatchOptions(**watching) if live else None,
+                hang_after_s=hang_after_s,
+                layout=layout,
+                live=watching if live else None,
                 analyse=analyse,
+                **options,
             )
         )
     finally:
@@ -206,7 +186,7 @@ def collect_command(
     for line in summary_lines(summary):
         say(f"tracekit: {line}")
     if as_json:
-        click.echo(json.dumps(summary.to_dict()))
+        click.echo(json.dumps(asdict(summary)))
     return summary.exit_code
 
 

@@ -88,7 +88,10 @@ def checks(python: str = sys.executable, store: Path | None = None) -> Iterator[
     else:
         yield _torch(probe, python)
         lacking = "" if probe["lacks"] is None else "the recorder"
-        yield _recorder(probe, python)
+        outcome = CheckOutcome.FAILS if lacking else CheckOutcome.OK
+        yield Check(
+            "recorder", outcome, f"{python} cannot load it: {probe['lacks']}" if lacking else f"loads in {python}"
+        )
         yield _gpus(probe)
         yield _nccl(probe)
     yield _place(store or default_store())
@@ -139,13 +142,6 @@ def _torch(probe: dict[str, Any], python: str) -> Check:
         )
     backends = [name for name in ("gloo", "nccl") if probe[name]]
     return Check("torch", CheckOutcome.OK, f"{description}; {' and '.join(backends) or 'no backend'}")
-
-
-def _recorder(probe: dict[str, Any], python: str) -> Check:
-    """Whether the training can load what records it."""
-    if probe["lacks"] is None:
-        return Check("recorder", CheckOutcome.OK, f"loads in {python}")
-    return Check("recorder", CheckOutcome.FAILS, f"{python} cannot load it: {probe['lacks']}")
 
 
 def _gpus(probe: dict[str, Any]) -> Check:

@@ -289,8 +289,8 @@ class Departure:
 
 
 def find_departure(attempt: Path, pulses: Mapping[int, Pulse], ended_ns: Mapping[int, int]) -> Departure | None:
-    """The rank that left first, if that explains why others failed. A rank that ended with an error of its own has
-    reported it itself.
+    """The rank that left first, if that explains why others failed: one that ends silently (`sys.exit`, the OOM killer)
+    makes them fail with errors of their own. A rank that ended with an error has reported it itself.
 
     `ended_ns`: when processes were seen to end. The last words of a rank come before its connections close, and so
     before its peers can fail. Raises OSError.

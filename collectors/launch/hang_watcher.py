@@ -142,10 +142,6 @@ class HangWatcher:
         except _FAILURES as error:
             self._fail(error)
 
-    def close(self) -> None:
-        """End the watch."""
-        self.explainer.close()
-
     def _fail(self, error: Exception) -> None:
         self._failed = True
         say(f"tracekit: hang detection has stopped: {type(error).__name__}: {printable(str(error))}")

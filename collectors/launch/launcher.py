@@ -1,4 +1,8 @@
-"""Runs the user's command with the recorder injected, keeps the clock of the run, and passes all else through."""
+"""Runs the user's command with the recorder injected, keeps the clock of the run, and passes all else through.
+
+stdin, stdout and stderr are the command's own. Signals sent to tracekit are forwarded; a Ctrl-C at the terminal reaches
+the command directly.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +106,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         raise OutputError(
             f"{directory}: cannot be written: {error.strerror or error}; choose another place with --segments"
         ) from None
-    if _others_can_write(directory):
+    status = directory.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
         say(f"tracekit: WARNING: {printable(str(directory))}: other users can write there, and falsify the recording")
     environment = {name: value for name, value in os.environ.items() if name not in _OURS}
     inherited = environment.get("PYTHONPATH")
@@ -110,11 +115,6 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
     environment[ENV_DIRECTORY] = str(directory)
     environment[ENV_OPTIONS] = json.dumps(asdict(options))
     return environment
-
-
-def _others_can_write(directory: Path) -> bool:
-    status = directory.stat()
-    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & stat.S_IWOTH)
 
 
 def why_nothing_was_recorded(directory: Path) -> str:
@@ -300,7 +300,11 @@ def launched_elsewhere(directory: Path) -> bool:
 
 
 class ClockKeeper:
-    """Serves or measures the clock. `first`: this launcher is the first of the run. `tick` does what is due."""
+    """Serves or measures the clock. `first`: this launcher is the first of the run. `tick` does what is due.
+
+    The clock is served once a launcher on another host records; the file with its address and the token that a ping
+    must carry can be read by this user alone.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -376,6 +380,9 @@ _ignored = False
 def hold() -> None:
     """Block the signals in this thread and those it starts, and have exits of children reported. Calls nest: `release`
     restores the state before the first.
+
+    A signal goes to any thread that does not block it, also to those that numpy and polars start when they are
+    imported, and Python would then end the launcher while the job runs. So this comes before those imports.
     """
     global _before, _ignored  # noqa: PLW0603  a process has one mask
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)

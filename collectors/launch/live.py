@@ -125,8 +125,9 @@ class WatchProcess:
     def start(self) -> None:
         """Start it."""
         self._begun += 1
+        consume = ["--consume"] if self.consume else []
         self._process = subprocess.Popen(  # noqa: S603 - no shell; tracekit itself
-            self._command(),
+            [*(sys.executable, "-P", "-m"), *self._words(), *consume, "--", str(self.directory)],
             env=self.options.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -168,10 +169,6 @@ class WatchProcess:
 
     def _by_hand(self) -> str:
         return shlex.join([*self._words(), str(self.directory)])
-
-    def _command(self) -> list[str]:
-        consume = ["--consume"] if self.consume else []
-        return [*(sys.executable, "-P", "-m"), *self._words(), *consume, "--", str(self.directory)]
 
     def _words(self) -> list[str]:
         sizes = {"--dp": self.layout.dp, "--pp": self.layout.pp, "--tp": self.layout.tp}

@@ -10,7 +10,6 @@ import argparse
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -30,7 +29,7 @@ from tracekit.collectors.launch.launcher import (
     script_name,
     why_nothing_was_recorded,
 )
-from tracekit.collectors.record.wire_format import IDLE, RecordingSchedule, RuntimeOptions, attempt_directory
+from tracekit.collectors.record.wire_format import IDLE, NcclEvent, RecordingSchedule, RuntimeOptions, attempt_directory
 from tracekit.collectors.run_directory.launchers import attempts, ranks_in, running_launchers, write_manifest
 from tracekit.collectors.run_directory.steering import find_job, first_common_step, write_schedule
 
@@ -155,14 +154,17 @@ def _conclude(directory: Path, ended_ns: int) -> list[str]:
     ]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 #: Number of consecutive steps that `--overhead` records, and then leaves out.
 OVERHEAD_STEPS = 10
 #: Below this limit, segments would be replaced all the time, bytes.
 SMALLEST_KEPT = 1_000_000
+#: Words for events of NCCL.
+_EVENTS = {
+    "coll": NcclEvent.COLL,
+    "p2p": NcclEvent.P2P,
+    "kernel": NcclEvent.KERNEL_CH,
+    "proxy": NcclEvent.PROXY_OP | NcclEvent.PROXY_STEP,
+}
 _STEPS = re.compile(r"(\d*):(\d*)$")
 
 
@@ -190,6 +192,22 @@ def parse_size(text: str) -> int:
     if size < SMALLEST_KEPT:
         raise ValueError(f"{text!r} is too small; keep at least {SMALLEST_KEPT // 1_000_000}MB per rank")
     return size
+
+
+def parse_mask(text: str) -> int:
+    """A mask from `coll,p2p,kernel,proxy`, or a number as NCCL writes it. Raises ValueError."""
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
+        mask = int(text, 0)
+        if not mask or mask & ~int(sum(_EVENTS.values())):
+            raise ValueError(f"{text}: expected bits of {int(sum(_EVENTS.values())):#x}")
+        return mask
+    words = text.split(",")
+    if unknown := [word for word in words if word not in _EVENTS]:
+        raise ValueError(f"{unknown[0]!r} is not an NCCL event; known: {', '.join(_EVENTS)}")
+    mask = NcclEvent(0)
+    for word in words:
+        mask |= _EVENTS[word]
+    return int(mask)
 
 
 def schedule_options(

@@ -30,6 +30,14 @@ OP_COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "microbatch", "chunk
 ALL_TO_ALL = pl.col("name").str.contains("alltoall") | pl.col("name").str.contains("all_to_all")
 
 
+def inside_hosts(rows: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """The `rows` that start inside one of the `hosts` on their rank, with its columns. `hosts`: `rank`, `start_ns`,
+    `host_end_ns`, and others.
+    """
+    placed = rows.sort("start_ns").join_asof(hosts.sort("start_ns"), on="start_ns", by="rank", check_sortedness=False)
+    return placed.filter(pl.col("start_ns") < pl.col("host_end_ns"))
+
+
 def mark_nested(records: pl.DataFrame, direct: pl.DataFrame) -> pl.DataFrame:
     """Add `nested`, whether the record starts inside one of `HOSTS` on its rank, and `host_kind`, that op's kind."""
     hosts = direct.filter(pl.col("kind").is_in(HOSTS)).select(
@@ -63,7 +71,9 @@ def classify_collectives(marked: pl.DataFrame, groups: pl.DataFrame, direct: pl.
     computes = direct.filter(pl.col("kind").is_in(COMPUTES))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     marked = marked.join(groups, on=["rank", "peer"], how="left", maintain_order="left")
-    marked = marked.with_columns(all_there_ns=all_there_ns(), meets=_meets())
+    # All data-parallel ranks of the stage meet in the collective, and the call itself waits for it.
+    meets = _is_blocking() & pl.col("joins_all") & ~pl.col("nested") & counted_alike()
+    marked = marked.with_columns(all_there_ns=all_there_ns(), meets=meets.fill_null(value=False))
     of_step = computes.group_by("rank", "step").agg(last_ns=pl.col("start_ns").max())
     of_step = of_step.join(
         optimizers.group_by("rank", "step").agg(
@@ -184,11 +194,6 @@ def _is_blocking() -> pl.Expr:
     return (pl.col("flags") & int(Flag.BLOCKING)) != 0
 
 
-def _meets() -> pl.Expr:
-    """True if all data-parallel ranks of the stage meet in the collective, and the call itself waits for it."""
-    return (_is_blocking() & pl.col("joins_all") & ~pl.col("nested") & counted_alike()).fill_null(value=False)
-
-
 def cut_last_computes(ops: pl.DataFrame) -> pl.DataFrame:
     """End a step's last compute where the last reduction inside it starts; start the other reductions no earlier."""
     compute = pl.col("kind").is_in(COMPUTES)
@@ -224,20 +229,12 @@ def without_waits(ops: pl.DataFrame, collectives: pl.DataFrame) -> pl.DataFrame:
     Waits of a GPU's streams are unknown, so waits in collectives that a GPU timed are not subtracted.
     """
     host = pl.col("kind").is_in(HOSTS)
-    blocking = ((pl.col("flags") & int(Flag.BLOCKING)) != 0) & ~ON_DEVICE
-    waits = collectives.filter(blocking).select(
-        "rank", wait_start_ns="start_ns", waited_ns=pl.col("all_there_ns") - pl.col("start_ns")
-    )
+    waited_ns = pl.col("all_there_ns") - pl.col("start_ns")
+    waits = collectives.filter(_is_blocking() & ~ON_DEVICE).select("rank", "start_ns", waited_ns=waited_ns)
     if waits.is_empty():
         return ops
-    hosts = ops.filter(host).select("rank", "start_ns", "end_ns").sort("start_ns")
-    waited = (
-        waits.sort("wait_start_ns")
-        .join_asof(hosts, left_on="wait_start_ns", right_on="start_ns", by="rank", check_sortedness=False)
-        .filter(pl.col("wait_start_ns") < pl.col("end_ns"))
-        .group_by("rank", "start_ns")
-        .agg(pl.col("waited_ns").sum())
-    )
+    hosts = ops.filter(host).select("rank", "start_ns", host_ns="start_ns", host_end_ns="end_ns")
+    waited = inside_hosts(waits, hosts).group_by("rank", start_ns="host_ns").agg(pl.col("waited_ns").sum())
     joined = ops.join(waited, on=["rank", "start_ns"], how="left")
     shorter_ns = pl.col("end_ns") - pl.when(host).then("waited_ns").fill_null(0)
     return joined.with_columns(end_ns=pl.max_horizontal("start_ns", shorter_ns)).select(OP_COLUMNS)
@@ -314,7 +311,7 @@ def gradient_figures(
     `layers`, of each pipeline stage, too, if all stages wrote those that a plan can move.
     """
     written = _written(facts, placement)
-    sizes = [of_stage.layers or of_stage.wrapped.get("bytes", []) for of_stage in written]
+    sizes = [layers or wrapped.get("bytes", []) for wrapped, layers in written]
     if not all(sizes):
         return {}
     # All buckets of a reducer on the host are one collective, of which only the end is seen.
@@ -334,33 +331,27 @@ def gradient_figures(
     steps = _steps_of_ranks(records)
     timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]
     rows = [row for buckets in timed for row in buckets.rows()]
-    figures = {**written[0].wrapped, "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}
+    figures = {**written[0][0], "bytes": sizes, "reductions": rows[:_MOST_BUCKETS], **_delay(usual, records)}
     if timed:
         figures["copy_per_mb_s"] = max(buckets.copy_per_mb_s() for buckets in timed)
         figures["at_once"] = timed[0].at_once
-    moves = len(written) > 1 and all(of_stage.layers for of_stage in written)
+    moves = len(written) > 1 and all(layers for _, layers in written)
     return {"gradients": figures, **({"layers": list(map(len, sizes))} if moves else {})}
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What a rank wrote of its gradients. `wrapped`: of DistributedDataParallel; `layers`: bytes of the layers of its
-    pipeline stages, which a plan can move.
+def _written(
+    facts: Mapping[int, Mapping[str, list[Any]]], placement: Placement
+) -> list[tuple[Mapping[str, Any], list[int]]]:
+    """What the first rank of each stage that wrote something wrote of its gradients, [stages]: that of
+    DistributedDataParallel, and the bytes of the layers of its pipeline stages, which a plan can move.
     """
-
-    wrapped: Mapping[str, Any]
-    layers: list[int]
-
-
-def _written(facts: Mapping[int, Mapping[str, list[Any]]], placement: Placement) -> list[_Written]:
-    """What the first rank of each stage that wrote something wrote, [stages]."""
-    of_stage: dict[int, _Written] = {}
+    of_stage: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
     for rank, place in sorted(placement.places.items()):
         of_rank = facts.get(rank, {})
         if (place.tp, place.cp) == (0, 0) and (of_rank.get("gradients") or of_rank.get("layers")):
             layers = [size for stage in of_rank.get("layers", []) for size in stage["bytes"]]
-            of_stage.setdefault(place.pp, _Written(of_rank.get("gradients", [{}])[-1], layers))
-    return [of_stage.get(stage, _Written({}, [])) for stage in range(placement.layout.pp)]
+            of_stage.setdefault(place.pp, (of_rank.get("gradients", [{}])[-1], layers))
+    return [of_stage.get(stage, ({}, [])) for stage in range(placement.layout.pp)]
 
 
 def _steps_of_ranks(records: pl.DataFrame) -> pl.DataFrame:

@@ -102,6 +102,7 @@ UNKNOWN_DRIFT = 5e-5
 @dataclass(frozen=True, slots=True)
 class DeviceClockFit:
     """host = device + an offset, interpolated between readings; beyond them it changes by `drift` (seconds per second).
+    While another process has the GPU, a reading can be most of a second wide.
 
     `uncertainty_ns`: half the widest trusted reading, or the largest error of predicting a reading from its neighbours,
     whichever is larger. `readings`: how many of the `readings_taken` are trusted.

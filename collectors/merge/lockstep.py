@@ -48,6 +48,8 @@ def with_waits_for_peers(
 ) -> pl.DataFrame:
     """Add `waited` to `ops` in canonical columns; unchanged if all ranks of a worker never met, or it has only one.
 
+    The ranks of a worker meet in collectives many times per op, so all take equally long, whichever is slow: only their
+    waits for each other tell.
     `groups`: `within_worker` is true for process groups that have ranks of one worker only.
     """
     members = ranks_of_workers(placement)
@@ -160,6 +162,8 @@ def with_thread_waits(
 ) -> pl.DataFrame:
     """Add `OFF_CPU` and `QUEUED`, seconds, to the first op of each worker's step; neither if nothing is known of it.
 
+    A thread is queued if it was ready without a processor; off the CPU if it was not ready, as one that is stopped, or
+    that waits for memory or a file.
     `records`: those of whole steps, with `peer` and `chunk` as in the wire format. `groups`: `within_worker` is true
     for process groups that have ranks of one worker only. `members`: as returned by `ranks_of_workers`. A worker's step
     gets none if the time of one of its ranks is unknown.

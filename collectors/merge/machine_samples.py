@@ -108,7 +108,9 @@ def thinned(samples: Sequence[Sample], column: int, begun_ns: int, most: int) ->
 
 
 class ClockReason(IntFlag):
-    """The reasons NVML gives for lowered clocks, as far as they slow the work down."""
+    """The reasons NVML gives for lowered clocks, as far as they slow the work down; apart, because a power cap may be
+    intended, and a thermal slowdown never is.
+    """
 
     SW_POWER_CAP = 0x4
     HW_SLOWDOWN = 0x8

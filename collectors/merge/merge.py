@@ -29,7 +29,7 @@ from tracekit.collectors.merge.lockstep import (
     with_work_of_ranks,
 )
 from tracekit.collectors.merge.machine_samples import Read, logged_values, read_samples, sampled_series, summarize_gpu
-from tracekit.collectors.merge.ops import OpReport, build_ops
+from tracekit.collectors.merge.ops import build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Placement, RankFacts, place_ranks
 from tracekit.collectors.merge.recording_cost import find_unrecorded
 from tracekit.collectors.merge.stepcut import cut_steps
@@ -69,7 +69,6 @@ class MergedAttempt:
     trace: Trace
     missing_ranks: tuple[int, ...]
     placement: Placement
-    ops: OpReport
     program: tuple[str, ...]
 
 
@@ -135,7 +134,7 @@ def merge_attempt(
             **({"ranks_of_workers": {str(rank): ranks for rank, ranks in members.items()}} if members else {}),
             "missing_ranks": list(recording.missing_ranks),
             "dropped_records": sum(one.dropped for one in ranks),
-            "collect": asdict(report),
+            "collect": report,
             **_run_queues(records, steps),
             **gradient_figures({one.rank: one.facts for one in recording.ranks.values()}, met, group_table, placement),
             **logged_values(records, placement, step_starts_ns),
@@ -144,12 +143,12 @@ def merge_attempt(
             **_device_metadata(recording, device_clocks, left_out, hidden, read),
             **({} if running else sampled_series(recording, read)),
             **find_unrecorded(recording).metadata(),
-            **({"nccl": joined.to_dict()} if joined is not None else {}),
+            **({"nccl": joined} if joined is not None else {}),
             **(metadata or {}),
         },
         source=str(recording.directory),
     )
-    return MergedAttempt(trace, recording.missing_ranks, placement, report, recording.program)
+    return MergedAttempt(trace, recording.missing_ranks, placement, recording.program)
 
 
 def records_on_one_clock(

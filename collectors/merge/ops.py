@@ -1,11 +1,11 @@
 """Turn records into ops of the dependency graph.
 
 In: the records of whole steps, ns on one clock, with each rank's place. Out: ops with kind, microbatch, chunk, start
-and end, and an `OpReport` that counts the records that did not become an op of their own.
+and end, and counts of the records that did not become an op of their own.
 
 A compute includes the nested collectives (tensor parallelism) and garbage collections that ran inside it, but not the
 time it waited in them for the last data-parallel rank. In a job without a pipeline, the waits of a compute become an op
-of their own (`waits.py`), each all-to-all by itself, with the rows that it moves. Gradient reductions that start inside
+of their own, each all-to-all by itself, with the rows that it moves. Gradient reductions that start inside
 a step's last backward are cut out of it: the compute ends where the last of them starts. An optimizer that calls its
 closure begins where the last op inside it ended. A send ends when its recv ends, or when its own host stops waiting for
 it, if that is earlier.
@@ -17,8 +17,8 @@ loop's work between two steps is also `host-delay`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import polars as pl
 
@@ -33,6 +33,7 @@ from tracekit.collectors.merge.collective_ops import (
     copied_buckets,
     cut_last_computes,
     ended_by_optimizers,
+    inside_hosts,
     mark_nested,
     with_joined_reductions,
     with_one_clip,
@@ -55,44 +56,25 @@ _DIRECT = {
 _UNKINDED = ("step", "rank", "dp_rank", "pp_rank", "name", "microbatch", "chunk", "start_ns", "end_ns", "all_there_ns")
 
 
-@dataclass(frozen=True, slots=True)
-class OpReport:
-    """Counts of the ops, and of the records that did not become an op of their own.
+def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Build the ops of the trace from the records of whole steps; and, for the trace's metadata, count `ops` and the
+    records that did not become an op of their own:
 
     `nested`: collectives and garbage collections inside computes, data fetches and checkpoints, whose durations include
     them. `other`: own name -> count, seconds, and how many became host-delay. `estimated_recvs`: recvs whose data had
     already arrived when the host began to wait. `causality_violations`: recvs that ended before their send started.
     """
-
-    ops: int
-    nested: Mapping[str, int]
-    other: Mapping[str, Mapping[str, float]]
-    estimated_recvs: int
-    unmatched_p2p: int
-    causality_violations: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfers:
-    ops: pl.DataFrame
-    estimated: int
-    unmatched: int
-    violations: int
-
-
-def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tuple[pl.DataFrame, OpReport]:
-    """Build the ops of the trace from the records of whole steps."""
     is_step = pl.col("category") == "step"
     steps = records.filter(is_step)
     records = _with_chunks(_with_single_kinds(records.filter(~is_step)), layout)
     direct = _without_repeats(records.filter(_has_kind())).with_columns(kind=pl.col("name"))
-    transfers = _transfers(records.filter(pl.col("category") == "p2p"))
+    transfers, counts = _transfers(records.filter(pl.col("category") == "p2p"))
     marked = mark_nested(records.filter(pl.col("category").is_in(["collective", "gc"])), direct)
     is_pause = pl.col("category") == "gc"
     collectives = classify_collectives(copied_buckets(marked.filter(~is_pause)), groups, direct)
     pauses = marked.filter(is_pause).with_columns(kind=pl.when(~pl.col("nested")).then(pl.lit(str(OpKind.GC))))
     others = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
-    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.ops.select(OP_COLUMNS), *others]))
+    ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.select(OP_COLUMNS), *others]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
     apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
     ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
@@ -122,21 +104,14 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     meetings = collectives.select("rank", wait_ns="start_ns", released_ns="all_there_ns")
     gaps = without_meetings(_between_steps(steps, ops, optimizers, on_device), meetings)
     ops = pl.concat([ops, gaps.select(OP_COLUMNS)])
-    if transfers.ops.height:
-        host = without_meetings(between_ops(ops, transfers.ops, on_device).select(OP_COLUMNS), meetings)
+    if transfers.height:
+        host = without_meetings(between_ops(ops, transfers, on_device).select(OP_COLUMNS), meetings)
         ops = pl.concat([ops, host])
-    ops = with_rows(_with_waits_of_host(ops, transfers.ops), exchanges)
+    ops = with_rows(_with_waits_of_host(ops, transfers), exchanges)
     nested = [frame.filter("nested").select("name") for frame in (collectives, pauses)]
     inside = pl.concat([*nested, inside_optimizers.select(name="kind")])
-    report = OpReport(
-        ops=ops.height,
-        nested=dict(inside.group_by("name").len().sort("name").iter_rows()),
-        other=other,
-        estimated_recvs=transfers.estimated,
-        unmatched_p2p=transfers.unmatched,
-        causality_violations=transfers.violations,
-    )
-    return ops, report
+    nested_counts = dict(inside.group_by("name").len().sort("name").iter_rows())
+    return ops, {"ops": ops.height, "nested": nested_counts, "other": other, **counts}
 
 
 def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
@@ -187,9 +162,10 @@ def _with_chunks(records: pl.DataFrame, layout: Layout) -> pl.DataFrame:
     )
 
 
-def _transfers(records: pl.DataFrame) -> _Transfers:
-    """One op per p2p transfer. A send ends with its recv, or earlier if its own host stopped waiting for it earlier.
+def _transfers(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """One op per p2p transfer, and counts of what is odd about them.
 
+    A send ends with its recv, or earlier if its own host stopped waiting for it earlier.
     If the data had arrived before the host began to wait, the recv ended at an unknown earlier time. If its sender
     waited for the transfer, the recv ends when that wait ended. Otherwise it lasts, from the later of send and recv, as
     long as the median recv that was waited for.
@@ -230,12 +206,11 @@ def _transfers(records: pl.DataFrame) -> _Transfers:
     sends = ended.with_columns(end_ns=pl.coalesce(pl.when(pl.col("recv_end_ns").is_not_null()).then(matched), "end_ns"))
     columns = [*key, "start_ns", "end_ns", "posted_ns", "wait_ns", "resumed_ns"]
     ops = pl.concat([sends.select(columns), recvs.select(columns)]).with_columns(kind=pl.col("name"))
-    return _Transfers(
-        ops,
-        estimated=int(recvs["estimated"].sum()),
-        unmatched=int(ended["recv_end_ns"].null_count() + recvs["send_ns"].null_count()),
-        violations=int((recvs["end_ns"] < recvs["send_ns"]).sum()),
-    )
+    return ops, {
+        "estimated_recvs": int(recvs["estimated"].sum()),
+        "unmatched_p2p": int(ended["recv_end_ns"].null_count() + recvs["send_ns"].null_count()),
+        "causality_violations": int((recvs["end_ns"] < recvs["send_ns"]).sum()),
+    }
 
 
 def _with_waits_of_host(ops: pl.DataFrame, transfers: pl.DataFrame) -> pl.DataFrame:
@@ -371,6 +346,9 @@ _CLOSING = (*REDUCTIONS, CLIP, str(OpKind.OPTIMIZER))
 def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[int]) -> pl.DataFrame:
     """Host work between the ops of a step, up to its first reduction or optimizer, in the columns of `ops`.
 
+    There, a schedule picks the next op, creates and posts its transfers: that takes the time it takes, and only time in
+    which no thread worked is a launch delay.
+
     `transfers` (`rank`, `step`, `posted_ns`, `wait_ns`, `resumed_ns`): when the host issued each transfer, began to
     wait for it and resumed. `on_device`: ranks that a GPU timed; the work of their hosts is unknown.
     """
@@ -416,6 +394,9 @@ _BETWEEN = ("at_ns", "until_ns")
 def with_waits_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """Split the computes of `ops` that contain `waits` (rank, start_ns, end_ns). Not for jobs with a pipeline.
 
+    A compute becomes its work up to the last wait, all its waits as one collective, and its work after that. The ranks
+    of a collective leave it together: if the waits stayed inside, one slow rank would make all ranks look slow.
+
     In a pipeline, a recv belongs to one compute; the collectives between the parts of the compute would come between
     the two.
     """
@@ -444,13 +425,8 @@ def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame
     """
     is_compute = pl.col("kind").is_in(list(_COLLECTIVES))
     computes = ops.filter(is_compute).with_row_index("compute")
-    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")
-    placed = (
-        waits.sort("start_ns")
-        .join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
-        .filter(pl.col("start_ns") < pl.col("host_end_ns"))
-        .select("compute", "start_ns", end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
-    )
+    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns")
+    placed = inside_hosts(waits, hosts).select("compute", "start_ns", end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
     if placed.is_empty():
         return ops
     whole = computes.drop("start_ns", "end_ns")
@@ -517,11 +493,9 @@ def without_meetings(gaps: pl.DataFrame, meetings: pl.DataFrame) -> pl.DataFrame
 
 def _waited(computes: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """For each compute that waited: its total wait, and when its last wait ended, ns."""
-    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns").sort("start_ns")
+    hosts = computes.select("rank", "compute", "start_ns", host_end_ns="end_ns")
     placed = (
-        waits.sort("start_ns")
-        .join_asof(hosts, on="start_ns", by="rank", check_sortedness=False)
-        .filter(pl.col("start_ns") < pl.col("host_end_ns"))
+        inside_hosts(waits, hosts)
         .with_columns(end_ns=pl.min_horizontal("end_ns", "host_end_ns"))
         # A wait may lie inside another one: the wait for a `Work` inside FSDP's own wait. Count the time once.
         .with_columns(before_ns=pl.col("end_ns").cum_max().shift(1).over("compute").fill_null(0))

@@ -1,6 +1,6 @@
 """NCCL's own events: a profiler plugin in C, its ring files, and how they are joined with the step trace.
 
-`plugin.c` is compiled when tracekit is installed, and loaded by NCCL; `drain.py` empties its rings while the job runs,
-`ring_reader.py` and `operations.py` read them, `clock.py` puts GPU times on the host's clock, and `join.py` gives the
-recorded communication ops those times. `launching.py` is what `tracekit collect --nccl` does before and after.
+`plugin.c` is compiled when tracekit is installed, and loaded by NCCL; `rings.py` reads its rings and puts GPU times on
+the host's clock, and `join.py` gives the recorded communication ops those times. `launching.py` is what `tracekit
+collect --nccl` does before, meanwhile and after.
 """

@@ -1,7 +1,7 @@
 """Give the recorded communication ops the GPU times from NCCL.
 
 In: the records of an attempt, on the reference clock, and its rings. Out: the same records, start and end of those with
-a match replaced by the GPU's, and a `NcclReport` that counts the unmatched on both sides.
+a match replaced by the GPU's, and counts of the unmatched on both sides.
 
 Both sides carry the step. Within a step a rank's collectives are matched by the communicator's ranks and NCCL's
 function, in sequence; transfers by peer and direction, in sequence. Where the two sides differ in number (a coalesced
@@ -12,12 +12,12 @@ was enqueued in. Matches with different sizes are rejected.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import polars as pl
 
-from tracekit.collectors.nccl.rings import COLLECTIVE, CommunicatorMembers, GpuClock, NcclRecording, converted
+from tracekit.collectors.nccl.rings import COLLECTIVE, CommunicatorMembers, NcclRecording, converted
 from tracekit.collectors.record.wire_format import Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 
@@ -62,41 +62,18 @@ Groups = Mapping[int, Mapping[int, Mapping[str, Any]]]
 _Members = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NcclReport:
-    """Counts of NCCL's operations in the recorded steps.
+def join_nccl(
+    records: pl.DataFrame, groups: Groups, nccl: NcclRecording, clocks: Mapping[str, ClockFit], steps: pl.DataFrame
+) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Replace host times by GPU times in `steps` (rank, step). `groups`: rank -> number in records -> process group.
+
+    Returns the records, rows and columns as before; and, for the trace's metadata, counts of NCCL's operations in the
+    recorded steps:
 
     `timed`: records that now have GPU times. `untimed`: matched, but a channel's end or the GPU's clock is missing.
     `size_differs`: rejected matches. `unmatched_records`, `unmatched_operations`: name -> count. `split`: function ->
     number of operations that all their ranks reported, their mean wait for the last rank and median transfer, seconds.
     `clocks`: rank -> fit of its GPU's clock. `ranks_without_ring`, `unreadable`: what is missing.
-    """
-
-    timed: int
-    untimed: int
-    size_differs: int
-    unmatched_records: Mapping[str, int]
-    unmatched_operations: Mapping[str, int]
-    split: Mapping[str, Mapping[str, float]]
-    overwritten: int
-    dropped: int
-    proxy_steps: int
-    clocks: Mapping[str, GpuClock]
-    ranks_without_ring: tuple[int, ...]
-    unreadable: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for the trace's metadata."""
-        lists = {"ranks_without_ring": list(self.ranks_without_ring), "unreadable": list(self.unreadable)}
-        return {**asdict(self), **lists}
-
-
-def join_nccl(
-    records: pl.DataFrame, groups: Groups, nccl: NcclRecording, clocks: Mapping[str, ClockFit], steps: pl.DataFrame
-) -> tuple[pl.DataFrame, NcclReport]:
-    """Replace host times by GPU times in `steps` (rank, step). `groups`: rank -> number in records -> process group.
-
-    Returns the records, rows and columns as before.
     """
     numbers = _numbers(groups)
     numbered = records.with_row_index("record")
@@ -112,20 +89,20 @@ def join_nccl(
     believed = whole.filter("believed")
     timed = believed.drop_nulls(["gpu_start_ns", "gpu_end_ns"])
     used = matches.join(believed, on="record", how="semi")
-    report = NcclReport(
-        timed=timed.height,
-        untimed=believed.height - timed.height,
-        size_differs=whole.height - believed.height,
-        unmatched_records=_counts(wanted.join(believed, on="record", how="anti")["name"]),
-        unmatched_operations=_counts(operations.join(used, on="operation", how="anti")["function"]),
-        split=_split(operations),
-        overwritten=sum(one.overwritten for one in nccl.ranks),
-        dropped=sum(one.dropped for one in nccl.ranks),
-        proxy_steps=sum(one.proxy_steps for one in nccl.ranks),
-        clocks={str(one.rank): one.clock for one in nccl.ranks if one.clock is not None},
-        ranks_without_ring=nccl.ranks_without_ring,
-        unreadable=nccl.unreadable,
-    )
+    report = {
+        "timed": timed.height,
+        "untimed": believed.height - timed.height,
+        "size_differs": whole.height - believed.height,
+        "unmatched_records": _counts(wanted.join(believed, on="record", how="anti")["name"]),
+        "unmatched_operations": _counts(operations.join(used, on="operation", how="anti")["function"]),
+        "split": _split(operations),
+        "overwritten": sum(one.overwritten for one in nccl.ranks),
+        "dropped": sum(one.dropped for one in nccl.ranks),
+        "proxy_steps": sum(one.proxy_steps for one in nccl.ranks),
+        "clocks": {str(one.rank): asdict(one.clock) for one in nccl.ranks if one.clock is not None},
+        "ranks_without_ring": list(nccl.ranks_without_ring),
+        "unreadable": list(nccl.unreadable),
+    }
     return _replaced(numbered, timed), report
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -44,53 +43,26 @@ HAZARDS: Mapping[tuple[int, ...], str] = {
 #: A /dev/shm below this size is small for NCCL with timed channels, bytes.
 SMALL_SHARED_MEMORY = 1 << 30
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  NCCL's, only looked at
-_NAMES = {
-    "coll": NcclEvent.COLL,
-    "p2p": NcclEvent.P2P,
-    "kernel": NcclEvent.KERNEL_CH,
-    "proxy": NcclEvent.PROXY_OP | NcclEvent.PROXY_STEP,
-}
 
 
-@dataclass(frozen=True, slots=True)
-class NcclSetup:
-    """`environment`: of the command. `plugged`: NCCL loads our plugin. `warnings`: for the user, before the run."""
+def prepare_nccl(
+    environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Put the plugin into the environment of a command, unless the user has set one or NCCL could not load ours.
 
-    environment: dict[str, str]
-    plugged: bool
-    warnings: tuple[str, ...]
-
-
-def parse_mask(text: str) -> int:
-    """A mask from `coll,p2p,kernel,proxy`, or a number as NCCL writes it. Raises ValueError."""
-    if re.fullmatch(r"0[xX][0-9a-fA-F]+|\d+", text):
-        mask = int(text, 0)
-        if not mask or mask & ~int(sum(_NAMES.values())):
-            raise ValueError(f"{text}: expected bits of {int(sum(_NAMES.values())):#x}")
-        return mask
-    words = text.split(",")
-    if unknown := [word for word in words if word not in _NAMES]:
-        raise ValueError(f"{unknown[0]!r} is not an NCCL event; known: {', '.join(_NAMES)}")
-    mask = NcclEvent(0)
-    for word in words:
-        mask |= _NAMES[word]
-    return int(mask)
-
-
-def prepare_nccl(environment: Mapping[str, str], mask: int = int(DEFAULT_MASK)) -> NcclSetup:
-    """Put the plugin into the environment of a command, unless the user has set one or NCCL could not load ours."""
+    Returns the environment, which names the plugin in `ENV_PLUGIN` if NCCL loads it, and warnings for the user.
+    """
     theirs = environment.get(ENV_NCCL_PLUGIN)
     if theirs is not None:
         warning = f"{ENV_NCCL_PLUGIN}={theirs} is already set and NCCL loads one plugin only, so --nccl records nothing"
-        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+        return dict(environment), (warning,)
     try:
         plugin = find_plugin()
     except OutputError as error:
         warning = f"--nccl records nothing, the rest is recorded: {error}"
-        return NcclSetup(dict(environment), plugged=False, warnings=(warning,))
+        return dict(environment), (warning,)
     ours = {ENV_NCCL_PLUGIN: str(plugin), ENV_PLUGIN: str(plugin), ENV_MASK: hex(mask)}
-    warnings = (*hazards(installed_version(), mask), *_shared_memory(mask))
-    return NcclSetup({**environment, **ours}, plugged=True, warnings=warnings)
+    return {**environment, **ours}, (*hazards(installed_version(), mask), *_shared_memory(mask))
 
 
 def find_plugin() -> Path:
@@ -147,7 +119,7 @@ def _shared_memory(mask: int) -> tuple[str, ...]:
 def nccl_lines(recording: AttemptRecording, report: Mapping[str, Any] | None, mask: int) -> list[str]:
     """Lines about an attempt: ranks without a ring and why, hazards of its NCCL, joined operations.
 
-    `report`: the trace's `NcclReport` as plain data, None without rings to join or without a trace.
+    `report`: what `join_nccl` says, from the trace's metadata, None without rings to join or without a trace.
     """
     version_before = installed_version()
     versions = [version for version in _versions(recording, recording.ranks) if version != version_before]
@@ -207,7 +179,7 @@ def _facts(recording: AttemptRecording, ranks: Iterable[int]) -> list[dict[str, 
 
 @dataclass(slots=True)
 class Drain:
-    """Follows the rings below a run directory that processes of `host` write."""
+    """Follows the rings below a run directory that `host` writes, and saves slots before their reuse."""
 
     directory: Path
     host: str = field(default_factory=socket.gethostname)

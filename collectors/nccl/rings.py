@@ -59,7 +59,10 @@ def ring_files(directory: Path) -> list[Path]:
 
 
 def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
-    """Read the rings of an attempt, by rank; None if there are none. Damaged ones are listed, not raised."""
+    """Read the rings of an attempt, by rank; None if there are none. Damaged ones are listed, not raised.
+
+    Ranks are found by host and process: NCCL only has places within a communicator.
+    """
     rank_of = {process: rank for rank, process in processes.items()}
     rings: dict[int, NcclRing] = {}
     unreadable = []
@@ -143,7 +146,8 @@ _COMMUNICATORS = {
 
 
 def operations(ring: NcclRing, timed: pl.DataFrame | None = None) -> pl.DataFrame:
-    """One row per operation, by time of its enqueueing. `timed`: `channels(ring)`, if already computed.
+    """One row per operation, by time of its enqueueing: a start whose channels point to it. `timed`: `channels(ring)`,
+    if already computed.
 
     Columns: `handle`, `number` (1 collective, 2 p2p), `communicator_id`, `communicator_ranks`, `communicator_rank`,
     `function`, `sequence` (of the function on the communicator), `step`, `peer` (root, or the other rank, by place in
@@ -439,6 +443,10 @@ def converted(frame: pl.DataFrame, names: Iterable[str], convert: Callable[[_Tim
 def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock | None:
     """Fit the clock of one rank's GPU to its channels and operations; None if no channel has both bounds, or no line
     fits them.
+
+    A channel cannot start before its operation was enqueued, and NCCL cannot report its start or end before it
+    happened: each bounds the difference of the clocks from both sides. In a stretch of time, the tightest bounds leave
+    a few microseconds; a line through their middles is the drift.
     """
     enqueued = operations.select("enqueue_ns", operation="handle")
     bounded = channels.join(enqueued, on="operation").drop_nulls(["gpu_start_ns", "gpu_end_ns", "seen_end_ns"])

@@ -223,14 +223,11 @@ class Control:
 
     def look(self) -> None:
         """Check for a new schedule; cheap enough to call in a loop."""
-        changed_ns = self._file.new_version()
-        if changed_ns is None:
-            return
         try:
-            schedule = RecordingSchedule.parse(read_small(self._file.path))
+            content = self._file.new_content()
+            if content is not None:
+                self._apply(RecordingSchedule.parse(content))
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            if self._first_to_say(f"control-{changed_ns}"):
+            if self._first_to_say(f"control-{self._file.changed_ns}"):
                 warn(f"{self._file.path}: {why}; recording continues as before")
-            return
-        self._apply(schedule)

@@ -200,7 +200,12 @@ TIMEOUT_S, POLL_S = 2.0, 0.0005
 
 
 class Callbacks:
-    """The callbacks of one rank."""
+    """The callbacks of one rank, on gloo's threads.
+
+    A process group joins its threads when it ends, and its last owner may hold the GIL meanwhile: a thread that then
+    needs it, for a callback or to release a work, never returns. When the interpreter shuts down, such a thread is
+    killed, and the process with it. Neither may happen to a recorded job.
+    """
 
     def __init__(self) -> None:
         self._alive: dict[int, None] = {}

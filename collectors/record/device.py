@@ -209,7 +209,8 @@ class DeviceClock:
             try:
                 record = self._record_of(op)
             except RuntimeError:
-                if _passed(op):
+                marks = (mark for mark in (op.begin, op.end, op.extra) if isinstance(mark, Mark))
+                if all(mark.event.query() for mark in marks):  # the device has passed them
                     raise
                 break  # it began on a stream that the stream of its end did not wait for
             self._deliver(record)
@@ -297,11 +298,6 @@ class DeviceClock:
                 op = self._pending.popleft()
                 self._deliver(self._host_record(op.head, op.begin, op.end, op.extra))
         self._failed(error)
-
-
-def _passed(op: _Pending) -> bool:
-    """True if the device has passed all marks of the op."""
-    return all(mark.event.query() for mark in (op.begin, op.end, op.extra) if isinstance(mark, Mark))
 
 
 def host_ns(instant: Instant) -> int:

@@ -10,6 +10,7 @@ the GIL; a signal, which `faulthandler` handles without the GIL, then writes the
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import importlib
@@ -287,11 +288,13 @@ def _raised_in_torch(traceback: TracebackType | None) -> bool:
 
 #: Frames of a stack that are read, and lines of code that an answer has: the most frequent.
 MOST_FRAMES, MOST_LINES = 64, 500
-_RECORDER_FILES = "/tracekit/collectors/record/"
 
 
 class StackSampler:
-    """The sampler of one rank; `look` is called several times a second, on any thread but the training thread."""
+    """The sampler of one rank; `look` is called several times a second, on any thread but the training thread.
+
+    A thread of its own reads the stack, so that the training thread never stops for it.
+    """
 
     def __init__(self, session: Session, directory: Path) -> None:
         self._session = session
@@ -301,11 +304,10 @@ class StackSampler:
 
     def look(self) -> None:
         """Begin to answer a new request that names this rank."""
-        if self._request.new_version() is None:
-            return
-        try:
-            content = read_small(self._request.path)
-        except OSError:  # it is gone again
+        content = None
+        with contextlib.suppress(OSError):  # the next look tries again
+            content = self._request.new_content()
+        if content is None:
             return
         request = StackRequest.parse(content)
         if self._session.rank in request.ranks and request.id != self._answered:
@@ -341,4 +343,4 @@ def stack_of(thread: int) -> list[tuple[CodeType, int]]:
     while frame is not None and len(frames) < MOST_FRAMES:
         frames.append((frame.f_code, frame.f_lineno))  # not the frame, which keeps its variables
         frame = frame.f_back
-    return [(code, line) for code, line in frames if _RECORDER_FILES not in code.co_filename]
+    return [(code, line) for code, line in frames if _OWN_FILES not in code.co_filename]

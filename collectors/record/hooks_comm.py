@@ -177,7 +177,7 @@ _COLLECTIVE = int(Category.COLLECTIVE)
 
 
 class FunctionalHooks:
-    """Hooks of `torch.distributed._functional_collectives`; one instance per session."""
+    """Hooks of `torch.distributed._functional_collectives`, whose calls bypass the methods of process groups."""
 
     def __init__(self, collectives: SessionCollectives) -> None:
         self.session, self.collectives = collectives.session, collectives
@@ -266,6 +266,10 @@ BelowAutograd = torch._C._AutoDispatchBelowAutograd  # noqa: SLF001
 
 class ReducerHooks:
     """Hooks for jobs that use DistributedDataParallel; one instance per session.
+
+    On the host, the reducer's buckets are one collective: it begins when the backward has computed all gradients, and
+    ends when the reducer has waited for the last bucket. A gloo thread that reported each would compete with the
+    training for the GIL. Buckets on a GPU are recorded one by one: nothing waits for them.
 
     `hooked`: a dispatcher kernel sees each bucket.
     """

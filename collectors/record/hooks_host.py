@@ -161,15 +161,13 @@ class HostHooks:
             elif self._gc_start is not None:
                 start_ns, self._gc_start = self._gc_start, None
                 end_ns = now_ns()
-                if info["generation"] == 2 or end_ns - start_ns > SHORT_COLLECTION_NS:
-                    self._collected(start_ns, end_ns)
+                if info["generation"] < 2 and end_ns - start_ns <= SHORT_COLLECTION_NS:
+                    return
+                if self.session.busy == 0 and self.session.in_main_thread():
+                    self.session.begin_host_op()
+                self.session.record(Category.GC, "gc", start_ns, end_ns)
         except Exception as error:
             self.session.failed("gc", error)
-
-    def _collected(self, start_ns: int, end_ns: int) -> None:
-        if self.session.busy == 0 and self.session.in_main_thread():
-            self.session.begin_host_op()
-        self.session.record(Category.GC, "gc", start_ns, end_ns)
 
     # ---- Megatron-LM -------------------------------------------------------------------------------------------
 

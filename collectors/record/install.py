@@ -18,8 +18,7 @@ from .device import DeviceClock
 from .hooks_comm import BUCKETS, CollectiveHooks, FunctionalHooks, ReducerHooks
 from .hooks_compute import DeepSpeedHooks, LoopHooks, PipelineHooks
 from .hooks_host import HostHooks
-from .host_state import HostState
-from .machine_state import GpuState, nccl_version
+from .machine_state import Sampler, device_facts, gpu_reader, host_reader, nccl_version
 from .patches import on_import
 from .session import Session
 from .wire_format import DEFAULT_MASK, ENV_MASK, ENV_PLUGIN, GPU_SUFFIX, HOST_SUFFIX
@@ -91,13 +90,18 @@ def _install_device(session: Session) -> None:
         failed=session.device_failed,
     )
     describe = functools.partial(recorder.fact, "device")
-    session.use_device(clock, GpuState(recorder.file(GPU_SUFFIX), session.options.gpu_sample_s, describe))
+
+    def sampler(index: int) -> Sampler:
+        prepare = functools.partial(gpu_reader, device_facts(index), describe)
+        return Sampler(recorder.file(GPU_SUFFIX), session.options.gpu_sample_s, prepare)
+
+    session.use_device(clock, sampler)
 
 
 def _sample_host(session: Session) -> None:
     recorder = session.recorder
-    describe = functools.partial(recorder.fact, "host-state")
-    session.sample(HostState(recorder.file(HOST_SUFFIX), session.options.host_sample_s, describe))
+    prepare = functools.partial(host_reader, functools.partial(recorder.fact, "host-state"))
+    session.sample(Sampler(recorder.file(HOST_SUFFIX), session.options.host_sample_s, prepare))
 
 
 def _later(session: Session, module: str, install: Callable[[ModuleType], None], *, lacks: str) -> None:
@@ -146,7 +150,10 @@ def follow_steps(session: Session) -> None:
     path = os.environ.get(ENV_PLUGIN)
     if path is None:
         return
-    session.recorder.fact("nccl", {"version": nccl_version(), "backends": _backends()})
+    # Such as `nccl` or `cpu:gloo,cuda:nccl`.
+    backends = str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""
+    session.recorder.fact("nccl", {"version": nccl_version(), "backends": backends})
+    # A library that is opened twice is loaded once: this is the plugin that NCCL has loaded.
     mask = int(os.environ.get(ENV_MASK, str(int(DEFAULT_MASK))), 0)
     set_step: Any = ctypes.CDLL(path).tracekit_nccl_set_step
     set_step.argtypes, set_step.restype = (ctypes.c_int32, ctypes.c_uint32), None
@@ -156,8 +163,3 @@ def follow_steps(session: Session) -> None:
 
     tell()
     session.step_entered.append(tell)
-
-
-def _backends() -> str:
-    """The backends of the process groups, such as `nccl` or `cpu:gloo,cuda:nccl`."""
-    return str(dist.get_backend_config()) if dist.is_available() and dist.is_initialized() else ""

@@ -30,9 +30,8 @@ class _Recording:
     """The one recording of this rank: none yet, under way (`profiler`), or done."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.profiler, self.done = session, None, False
-
-    profiler: Any
+        self.session, self.done = session, False
+        self.profiler: Any = None
 
     def step_begins(self) -> None:
         """Called when a step of the training loop begins."""

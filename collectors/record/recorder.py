@@ -42,8 +42,8 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class Recorder:
-    """Writes the records of one rank. `add` keeps one. `off`: why it stopped, if it has. `bounded`: whether its size on
-    disk is limited.
+    """Writes the records of one rank. `add` keeps one, and never blocks or raises: a full ring drops and counts. `off`:
+    why it stopped, if it has. `bounded`: whether its size on disk is limited.
 
     `between`: called on the writer's thread several times a second; one that raises is dropped.
     """
@@ -152,16 +152,12 @@ class Recorder:
             self.ring.drain(count)
             self._in_segment += count
             self.written += count
-            self._tell_drops()
+            if self.dropped != self._dropped_told:  # while the job runs; the summary repeats it at the end
+                self._dropped_told = self.dropped
+                self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
             if self._in_segment >= self._per_segment:
                 self._seal()
         self._write_facts()
-
-    def _tell_drops(self) -> None:
-        """Report the number of lost records while the job runs; the summary repeats it at the end."""
-        if self.dropped != self._dropped_told:
-            self._dropped_told = self.dropped
-            self._facts.append(json.dumps({"kind": "dropped", "value": self.dropped}))
 
     def _write_facts(self) -> None:
         if not self._facts:
@@ -238,6 +234,9 @@ class LeftOver:
 
 class Ring:
     """A bounded queue of records with many writers and one reader, in `size` bytes of a file or of this process.
+
+    The launcher owns the memory (a memfd: no disk that can be full, no file to clean up), so that a rank which is
+    killed loses nothing.
 
     `handle`, `offset`: an open file and the place in it; a handle of -1 is memory of this process alone. `added`,
     `drained`: how many records were taken in and are on disk. `dropped`: records lost because the ring was full or a

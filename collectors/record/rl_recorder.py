@@ -92,7 +92,7 @@ class _Recorder:
         lines = []
         while self._queue:
             try:
-                lines.append(json.dumps(self._queue.popleft(), allow_nan=False, default=_number))
+                lines.append(json.dumps(self._queue.popleft(), allow_nan=False, default=lambda value: value.item()))
             except Exception as error:
                 self._lost += 1
                 if not self._refused:
@@ -105,12 +105,6 @@ class _Recorder:
         self._off = True
         self._queue.clear()
         warn(f"rl: recording has stopped, training continues ({type(error).__name__}: {error!s:.200})")
-
-
-def _number(value: Any) -> int | float:
-    """A scalar of numpy or torch."""
-    number: int | float = value.item()
-    return number
 
 
 _recorder = _Recorder(Path(os.environ[ENV_FOLDER])) if os.environ.get(ENV_FOLDER) else None

@@ -17,13 +17,12 @@ import torch
 
 from ...trace.model import OpKind
 from .device import DeviceClock, Instant, host_ns
-from .host_state import Sampler
 from .inject._tracekit_recorder import warn
-from .machine_state import GpuState
+from .machine_state import Sampler
 from .patches import Guard, Patch
 from .process_facts import RunQueue, process_facts
 from .recorder import Recorder
-from .spans import LoggedValues
+from .spans import bits_of
 from .wire_format import NONE, Category, Flag, RuntimeOptions
 
 now_ns = time.monotonic_ns
@@ -71,12 +70,12 @@ class Session(Guard):
         self.evaluation = Evaluation(self)
         self.instant: Callable[[], Instant] = now_ns
         self.device: DeviceClock | None = None
-        self._gpu: GpuState | None = None
+        self._sampler_of: Callable[[int], Sampler] | None = None
         self._samplers: list[Sampler] = []
         self.step_entered: list[Callable[[], None]] = []
         self.before_the_end: list[Callable[[], None]] = []
         self._names: dict[str, int] = {}
-        self._values = LoggedValues(self)
+        self._refused_value = False
         self._step_start: Instant = now_ns()
         self._compute_ns = 0
         self.step_over = False
@@ -146,20 +145,16 @@ class Session(Guard):
 
     # ---- the device ----------------------------------------------------------------------------------------------
 
-    def use_device(self, device: DeviceClock, gpu: GpuState) -> None:
-        """Time ops on a GPU as soon as the process uses one."""
-        self.device, self._gpu = device, gpu
+    def use_device(self, device: DeviceClock, sampler_of: Callable[[int], Sampler]) -> None:
+        """Time ops on a GPU as soon as the process uses one. `sampler_of`: the sampler of a GPU, by its index."""
+        self.device, self._sampler_of = device, sampler_of
         self.step_listeners.append(device.tick)
 
     def device_opened(self, index: int) -> None:
         """Called when the clock of GPU `index` runs."""
-        if self.device is not None and self._gpu is not None:
+        if self.device is not None and self._sampler_of is not None:
             self.instant = self.device.instant
-            self.attempt_hook("gpu-state", self._sample_gpu, self._gpu, index)
-
-    def _sample_gpu(self, gpu: GpuState, index: int) -> None:
-        gpu.describe(index)
-        self.sample(gpu)
+            self.attempt_hook("gpu-state", lambda of: self.sample(of(index)), self._sampler_of)
 
     def device_failed(self, error: BaseException) -> None:
         """Continue with host times because the device cannot be timed, and report it once."""
@@ -435,7 +430,24 @@ class Session(Guard):
         reported once.
         """
         if self.recording:
-            self.attempt_hook("log", self._values.add, values, self.step - bool(ended and self.step))
+            self.attempt_hook("log", self._log, values, self.step - bool(ended and self.step))
+
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        now = now_ns()
+        for name, value in values.items():
+            if value is None:
+                continue
+            try:
+                bits = bits_of(value, is_count=name == "tokens")
+            except Exception as error:  # whatever the user's object raises
+                if not self._refused_value and self.recorder.first_of_all_ranks("value-refused"):
+                    warn(
+                        f"rank {self.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
+                        f" {error!s:.200}; such values are left out; training continues"
+                    )
+                self._refused_value = True
+                continue
+            self.recorder.add((Category.VALUE, 0, self.name(name), step, NONE, NONE, NONE, now, now, bits))
 
 
 EVALUATION = "evaluation"
@@ -447,7 +459,11 @@ def in_training_mode(module: Any) -> bool:
 
 
 class Evaluation:
-    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running."""
+    """Begin and end of evaluations, as reported by hooks. `under_way`: one is running.
+
+    One lasts until training resumes: the module is put back into training mode, computes with gradients or is saved, an
+    optimizer steps, or the training loader is asked for data.
+    """
 
     def __init__(self, session: Session) -> None:
         self.under_way = False
@@ -518,5 +534,6 @@ class Evaluation:
         return train
 
 
+#: Whether torch.compile is tracing the calling code: a constant to the compiler, so compiled code contains no hooks.
 #: torch 2.2 has it under another name only.
 is_compiling: Any = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # noqa: SLF001  its only other name

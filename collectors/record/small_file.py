@@ -1,4 +1,8 @@
-"""Reads and creates files in folders where others may have put something else, and loads pickles of plain values."""
+"""Reads and creates files in folders where others may have put something else, and loads pickles of plain values.
+
+No call waits for a pipe, or follows a link in the last part of a path. Imports the standard library only: it runs where
+the training does.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +51,23 @@ def read_small(path: Path | str, most: int = MOST_BYTES, *, folder: int | None =
 
 
 class FollowedFile:
-    """A file of a run that others put in place or replace while the job runs, checked several times a second."""
+    """A file of a run that others put in place or replace while the job runs, checked several times a second.
+
+    `changed_ns`: when its newest version was written, ns since the epoch.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._version: tuple[int, int] | None = None
+        self.changed_ns = 0
+        self._read: tuple[int, int] | None = None
+        self._unreadable: tuple[int, int] | None = None
         self._due = 0.0
 
-    def new_version(self) -> int | None:
-        """When the file was changed, ns since the epoch, if that is news; cheap enough to call in a loop."""
+    def new_content(self) -> bytes | None:
+        """The content, if that is news; cheap enough to call in a loop.
+
+        Raises OSError, once for each version, if it cannot be read; every later call tries it again.
+        """
         now = time.monotonic()
         if now < self._due:
             return None
@@ -65,10 +77,20 @@ class FollowedFile:
         except OSError:  # there is none, or its folder is out of reach for a moment
             return None
         version = (status.st_mtime_ns, status.st_ino)
-        if version == self._version:
+        if version == self._read:
             return None
-        self._version = version
-        return status.st_mtime_ns
+        self.changed_ns = status.st_mtime_ns
+        try:
+            content = read_small(self.path)
+        except FileNotFoundError:  # it is gone again
+            return None
+        except OSError:
+            if version == self._unreadable:
+                return None
+            self._unreadable = version
+            raise
+        self._read = version
+        return content
 
 
 def open_to_read(path: Path | str) -> BinaryIO:

@@ -10,16 +10,11 @@ import functools
 import math
 import os
 import struct
-import time
 from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .inject._tracekit_recorder import warn
-from .wire_format import ENV_DIRECTORY, NONE, Category
-
-if TYPE_CHECKING:
-    from .session import Session
+from .wire_format import ENV_DIRECTORY
 
 if TYPE_CHECKING:
     from typing import ParamSpec  # Python 3.10
@@ -140,33 +135,7 @@ def log(*, tokens: float | None = None, loss: float | None = None, ended: bool =
     _sink.log({"tokens": tokens, "loss": loss}, ended)
 
 
-class LoggedValues:
-    """The values of one rank."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._refused = False
-
-    def add(self, values: dict[str, Any], step: int) -> None:
-        """Keep the values of a step; None is no value."""
-        session, now = self._session, time.monotonic_ns()
-        for name, value in values.items():
-            if value is None:
-                continue
-            try:
-                bits = _bits(value, is_count=name == "tokens")
-            except Exception as error:  # whatever the user's object raises
-                if not self._refused and session.recorder.first_of_all_ranks("value-refused"):
-                    warn(
-                        f"rank {session.rank}: tracekit.log({name}=...) in step {step}: {type(error).__name__}:"
-                        f" {error!s:.200}; such values are left out; training continues"
-                    )
-                self._refused = True
-                continue
-            session.recorder.add((Category.VALUE, 0, session.name(name), step, NONE, NONE, NONE, now, now, bits))
-
-
-def _bits(value: Any, is_count: bool) -> int:
+def bits_of(value: Any, *, is_count: bool) -> int:
     """The bits of a number as a float of 64. Raises if it is no finite number of the host, or no possible count."""
     if getattr(value, "is_cpu", False):  # any other tensor would make the host wait for its device
         value = value.item()

@@ -1,4 +1,8 @@
-"""Files of a rank and of NCCL's plugin: layout, file names and environment variables, shared by writers and readers."""
+"""Files of a rank and of NCCL's plugin: layout, file names and environment variables, shared by writers and readers.
+
+A segment is a header and records of one size, so an incomplete write costs at most one record. Facts (names, process
+groups, mesh, pipeline) are JSON lines in a file next to it.
+"""
 
 from __future__ import annotations
 

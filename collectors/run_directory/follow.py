@@ -3,7 +3,7 @@
 In: the directory of an attempt, read repeatedly. Out: new data of each rank and, for a range of steps, an
 `AttemptRecording` of them. Delivered steps are dropped, so that memory holds only unfinished steps, however long the
 run. A rank that writes garbage is left out from there on, with one line that says so, until its records have been in
-order for a window. One that cannot be read is retried for some time. `whole.py` reads a finished attempt.
+order for a window. One that cannot be read is retried for some time.
 """
 
 from __future__ import annotations
@@ -254,7 +254,10 @@ class AttemptFollower:
 
 
 def read_attempt(directory: str | os.PathLike[str], attempt: int) -> AttemptRecording:
-    """Read one attempt of a run directory. Raises FormatError if it holds no segments, or garbage alone."""
+    """Read one attempt of a run directory that has ended. Raises FormatError if it holds no segments, or garbage alone.
+
+    A torn tail is cut at the last whole record; the manifest, if the launcher lived to write one, lists the files.
+    """
     path = attempt_directory(Path(directory), attempt)
     _check_complete(path)
     follower = AttemptFollower(attempt, path, 0, over=True)

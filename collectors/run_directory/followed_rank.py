@@ -346,8 +346,9 @@ class BadFactError(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class FactParser:
-    """Parses facts of any ranks. A fact that all ranks of a group write in the same words becomes one object, which is
-    kept and processed once instead of once per rank. `skipped`: kinds of which a bad fact was reported and skipped.
+    """Parses facts of any ranks; unknown kinds pass, as of a newer recorder. A fact that all ranks of a group write in
+    the same words becomes one object, which is kept and processed once instead of once per rank. `skipped`: kinds of
+    which a bad fact was reported and skipped.
     """
 
     skipped: set[str] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """Clocks of several hosts: a line per host, fitted to the measurements of its launcher.
 
-In: the pings between launchers (`clock_pings.py`). Out: a `ClockFit` per host, applied when segments are merged.
+In: the pings between launchers. Out: a `ClockFit` per host, applied when segments are merged.
 Ranks of one host share its monotonic clock.
 """
 

@@ -45,7 +45,9 @@ _SHELL_SIGNALS = 128
 
 
 def announce(directory: Path) -> Path:
-    """Announce that a launcher in this process runs a command; return the file of the announcement."""
+    """Announce that a launcher in this process runs a command; return the file of the announcement, which is touched
+    now and then, and renamed at the end.
+    """
     presence = directory / f"launcher-{socket.gethostname()}-{os.getpid()}{_RUNNING}"
     create(presence, append=True).close()
     return presence

@@ -145,20 +145,9 @@ def records_in(content: bytes, path: Path | str, *, has_header: bool = True) -> 
     return records
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedRun:
-    """The launcher's file about a run. `first_step`: the first step that belongs in the trace. `started_ns`,
-    `ended_ns`: of the command, by the wall clock; None if it does not say so. `stacks`: a watch may ask for stacks.
-    """
+class LaunchedOptions(msgspec.Struct, frozen=True):
+    """`first_step`: the first step that belongs in the trace. `stacks`: a watch may ask for stacks."""
 
-    command: tuple[str, ...]
-    first_step: int
-    started_ns: int | None = None
-    ended_ns: int | None = None
-    stacks: bool = False
-
-
-class _Options(msgspec.Struct):
     first_step: Annotated[int, msgspec.Meta(ge=0, lt=_LARGEST_STEP)]
     stacks: bool = False
 
@@ -167,11 +156,13 @@ class _Options(msgspec.Struct):
 _TimeNs = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class _RunFile(msgspec.Struct):
-    """What is read of the launcher's record of a run."""
+class LaunchedRun(msgspec.Struct, frozen=True):
+    """The launcher's file about a run. `started_ns`, `ended_ns`: of the command, by the wall clock; None if it does not
+    say so.
+    """
 
     command: tuple[str, ...]
-    options: _Options
+    options: LaunchedOptions
     started_ns: _TimeNs | None = None
     ended_ns: _TimeNs | None = None
 
@@ -180,11 +171,9 @@ def read_run(directory: Path) -> LaunchedRun:
     """The run of a run directory. Raises FormatError if its file is damaged."""
     path = directory / RUN_FILE
     try:
-        content = msgspec.json.decode(read_small(path, RUN_FILE_BYTES), type=_RunFile)
+        return msgspec.json.decode(read_small(path, RUN_FILE_BYTES), type=LaunchedRun)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"{path}: damaged or unreadable ({error!s:.200}); record the run again") from None
-    options = content.options
-    return LaunchedRun(content.command, options.first_step, content.started_ns, content.ended_ns, options.stacks)
 
 
 def is_run_directory(path: str | os.PathLike[str]) -> bool:

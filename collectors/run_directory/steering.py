@@ -147,7 +147,9 @@ class RunningJob:
 
 @contextlib.contextmanager
 def announced(name: str, directory: Path) -> Iterator[None]:
-    """Publish a note for `running_jobs` of this host while the context is open. If that fails, print a line."""
+    """Publish a note for `running_jobs` of this host while the context is open, in a folder that only this user can
+    enter. If that fails, print a line.
+    """
     note, folder = f"{os.getpid()}.json", -1
     try:
         folder = _open_first(_places())

@@ -172,11 +172,12 @@ import torch
 sys.path.insert(0, sys.argv[2])
 from tests.collectors.fake_cuda import FakeCuda
 FakeCuda().pretend(torch)
-from tracekit.collectors.record import gpu_state, sampler
-sampler.SAMPLE_LIMIT = 8
+from functools import partial
+from tracekit.collectors.record import machine_state
+machine_state.SAMPLE_LIMIT = 8
 told = []
-state = gpu_state.GpuState(Path(sys.argv[1]), 0.0, told.append)
-state.describe(0)
+prepare = partial(machine_state.gpu_reader, machine_state.device_facts(0), told.append)
+state = machine_state.Sampler(Path(sys.argv[1]), 0.0, prepare)
 state.begin()
 state._thread.join()
 print(told[0]["driver"])

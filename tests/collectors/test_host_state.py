@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.cases import case
 from tests.collectors.conftest import collect, forks
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.collectors.record import host_state
-from tracekit.collectors.record.host_state import HostState, Sampler, throttled_us, waited_us
+from tracekit.collectors.record import machine_state
+from tracekit.collectors.record.machine_state import Sampler, host_reader, throttled_us, waited_us
 from tracekit.trace.canonical import SAMPLED
 
 PRESSURE = "node_pressure_cpu_waiting_seconds_total"
@@ -47,12 +46,12 @@ def test_the_own_cgroup_comes_before_the_host_and_what_is_not_counted_is_none(
     (limit / "cpu.stat").write_text("nr_periods 1\nthrottled_time 5000\n")
     for resource in ("cpu", "io"):
         (host / resource).write_text(waiting(99))
-    monkeypatch.setattr(host_state, "_HOST_PRESSURE", host)
+    monkeypatch.setattr(machine_state, "_HOST_PRESSURE", host)
     facts = list[dict[str, Any]]()
 
     def sampled(*folders: Path) -> object:
-        monkeypatch.setattr(host_state, "cgroup_folders", lambda: iter(folders))
-        read = HostState(tmp_path / "samples", 1.0, facts.append).reader()
+        monkeypatch.setattr(machine_state, "cgroup_folders", lambda: iter(folders))
+        read = host_reader(facts.append)
         return None if read is None else read()
 
     assert sampled(limit, group) == [10, None, 30, 5]
@@ -69,11 +68,7 @@ def test_a_reader_that_fails_ends_the_samples_and_says_nothing(
 ) -> None:
     answers = iter([1, 2])
 
-    class Failing(Sampler):
-        def reader(self) -> Callable[[], list[int]]:
-            return lambda: [next(answers)]
-
-    sampler = Failing(tmp_path / "rank-000001.host", 0.0)
+    sampler = Sampler(tmp_path / "rank-000001.host", 0.0, lambda: lambda: [next(answers)])
     sampler.begin()
     assert sampler._thread is not None
     sampler._thread.join()
@@ -83,7 +78,7 @@ def test_a_reader_that_fails_ends_the_samples_and_says_nothing(
 
 
 def test_this_process_has_cgroups_or_is_on_a_kernel_without() -> None:
-    assert all(folder.is_absolute() for folder in host_state.cgroup_folders())
+    assert all(folder.is_absolute() for folder in machine_state.cgroup_folders())
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tests.fuzz.doors import analyse, ends_well
 from tests.handmade import LAYOUT, published_columns, slow_frame, slow_trace
 from tests.properties import examples
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.collectors.importers.published import read_layout_file
+from tracekit.collectors.importers.published import read_mapping
 from tracekit.commands.options import Condition, parse_layers, parse_steps
 from tracekit.trace.canonical import METADATA_KEY, Trace
 
@@ -178,7 +178,7 @@ def test_any_layout_file_ends_in_sizes_or_one_error(tmp_path_factory: pytest.Tem
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     if not trace.exists():
         published_columns(slow_frame((0, 1))).write_parquet(trace)
-    header = ends_well(lambda: read_layout_file(path))
+    header = ends_well(lambda: read_mapping(path, "dp_size: 4"))
     if header is not None:
         ends_well(lambda: tracekit.load(trace, layout=path))
 

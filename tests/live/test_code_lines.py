@@ -162,7 +162,7 @@ def test_the_options_of_a_launch_allow_it_or_forbid_it(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         assert run("collect", "--no-store", "--segments", folder, *options, "--", "true", env=variables).code == 0
         assert json.loads((folder / "run.json").read_text())["options"]["stacks"] is allowed
-        assert read_run(folder).stacks is allowed
+        assert read_run(folder).options.stacks is allowed
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, asked: WrittenRun, clock: list[float]) -> None:

@@ -1,7 +1,7 @@
 """How a process that analyses large arrays treats freed memory.
 
 Each function must be called before the library it affects allocates anything. Only the command line calls them: in a
-library, that decision is up to the user.
+library, that decision is up to the user. A reader may do without garbage collection while it reads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+from collections.abc import Iterator
 
 #: Parameters of glibc's mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _HEAPS = -1, -3, -8
@@ -63,3 +64,15 @@ def reuse_large_arrays() -> None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
         mallopt(_TRIM_THRESHOLD, _LARGEST_KEPT)
         mallopt(_HEAPS, 1)
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: with millions of small objects without cycles, it would take longer than reading."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

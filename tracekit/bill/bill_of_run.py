@@ -67,7 +67,7 @@ def bill_of_run(directory: Path) -> Bill:
     for number in numbers:
         try:
             recording = read_attempt(directory, number)
-            attempt = _read(recording, run.first_step, clocks, billed[-1] if billed else None, notes)
+            attempt = _read(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
         except FormatError as error:
             unread[number] = error
             continue

@@ -198,7 +198,7 @@ class LiveRun:
 
     def _follow(self, attempt: int) -> None:
         assert self._run is not None
-        origin = self._run.first_step
+        origin = self._run.options.first_step
         if self._resume is not None and self._resume[0] == attempt:
             origin = max(origin, self._resume[1] + 1)
         directory = self.options.directory / f"attempt-{attempt:03d}"
@@ -270,7 +270,7 @@ class LiveRun:
 
     def _add(self, job: Job, title: str) -> None:
         answering = None
-        if self._run is not None and self._run.stacks and self._follower is not None:
+        if self._run is not None and self._run.options.stacks and self._follower is not None:
             answering = self._follower.directory, self._follower.good
         self.queue.add(job.trace, self._findings(job, title), answering)
 
@@ -320,7 +320,7 @@ class LiveRun:
             return merge_attempt(
                 recording,
                 name=self.options.name,
-                first_step=self._run.first_step,
+                first_step=self._run.options.first_step,
                 options=self.options.layout,
                 clocks=self._clocks,
                 metadata={

@@ -10,6 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -17,22 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.importers.kineto.event_tables import (
-    ACTIVITY_OF,
-    CATEGORIES,
-    COLLECTIVE_OPERATOR,
-    NO_ID,
-    SCHEMAS,
-    TABLE_OF,
-    TABLES,
-    CollectiveArgs,
-    FileColumns,
-    Ints,
-    Table,
-    rows_of,
-)
 from tracekit.collectors.importers.kineto.json_events import Args, Column, EventBatch, TraceEvent, decoded
-from tracekit.trace.gpu_activity import CallRole
+from tracekit.trace.gpu_activity import Activity, CallRole
 from tracekit.trace.model import LARGEST_SIZE
 
 #: A fused file holds several ranks: its process ids are rank * FUSED_PID + pid.
@@ -48,7 +35,7 @@ _INT64 = (1 << 63) - 1
 Rows = npt.NDArray[np.int64]
 
 #: Allocating and freeing memory waits for the GPU too, freeing always.
-_SYNCHRONISES = re.compile(
+_SYNCHRONISES_OR_ALLOCATES = re.compile(
     r"(Device|Stream|Event|Ctx|Context)Synchronize|^(cuda|hip|cu)(Mem)?(Malloc|Alloc|Free)(Host)?(_v\d)?$"
 )
 _STREAM_WAITS = re.compile(r"StreamWaitEvent")
@@ -215,7 +202,7 @@ class ColumnBuilder:
             "device": np.where(device == NO_ID, rows[Column.PID], device),
             "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
             "correlation": rows[Column.CORRELATION],
-            "shape": self._text_codes(text, rows, Column.SHAPE, _shape_of),
+            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _shape(*_two_lists(*row))),
             "size": rows[Column.SIZE],
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
@@ -229,7 +216,7 @@ class ColumnBuilder:
 
     def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
         return self._host_rows(text, rows) | {
-            "shape": self._text_codes(text, rows, Column.SHAPE, _inputs_of),
+            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _inputs(*_two_lists(*row))),
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
 
@@ -261,7 +248,7 @@ class ColumnBuilder:
             "device": _integers([one.device for one in args], [event.pid for event in events]),
             "stream": _integers([one.stream for one in args], [event.tid for event in events]),
             "correlation": _integers([one.correlation for one in args]),
-            "shape": self._codes([_shape(one) for one in args]),
+            "shape": self._codes([_shape(one.grid, one.block) for one in args]),
             "size": _integers(
                 [next((one for one in (arg.size, arg.occupancy) if type(one) is int), None) for arg in args]
             ),
@@ -277,11 +264,12 @@ class ColumnBuilder:
         }
 
     def _operators(self, events: list[TraceEvent]) -> dict[str, Any]:
+        args = [event.args or _NO_ARGS for event in events]
         return self._host(events) | {
-            "shape": self._codes([_inputs(event.args or _NO_ARGS) for event in events]),
+            "shape": self._codes([_inputs(one.dims, one.types) for one in args]),
             "collective": [
-                self._collective(event.args or _NO_ARGS) if event.name == COLLECTIVE_OPERATOR else NO_ID
-                for event in events
+                self._collective(one) if event.name == COLLECTIVE_OPERATOR else NO_ID
+                for event, one in zip(events, args, strict=True)
             ],
         }
 
@@ -369,16 +357,6 @@ def _name_of(text: bytes, row: list[int]) -> str:
     )
 
 
-def _shape_of(text: bytes, row: list[int]) -> str:
-    grid, block = _two_lists(text, row)
-    return _shape(Args(grid=grid, block=block))
-
-
-def _inputs_of(text: bytes, row: list[int]) -> str:
-    dims, types = _two_lists(text, row)
-    return _inputs(Args(dims=dims, types=types))
-
-
 def _two_lists(text: bytes, row: list[int]) -> tuple[Any, Any]:
     """Return the two arguments of an event whose text matters, None for those it lacks."""
     return (
@@ -397,25 +375,158 @@ def _list_at(text: bytes, begin: int, end: int) -> Any:
         return text[begin:end].decode("utf-8", "replace")
 
 
-def _shape(args: Args) -> str:
-    if args.grid is None and args.block is None:
+def _shape(grid: Any, block: Any) -> str:
+    if grid is None and block is None:
         return ""
-    return "/".join(
-        "x".join(map(str, sizes if isinstance(sizes, list) else (sizes or "",))) for sizes in (args.grid, args.block)
-    )
+    return "/".join("x".join(map(str, sizes if isinstance(sizes, list) else (sizes or "",))) for sizes in (grid, block))
 
 
-def _inputs(args: Args) -> str:
+def _inputs(dims: Any, types: Any) -> str:
     """The sizes and types of an operator's inputs as JSON; empty if they were not recorded."""
-    if not isinstance(args.dims, list):
+    if not isinstance(dims, list):
         return ""
-    return msgspec.json.encode([args.dims, args.types if isinstance(args.types, list) else []]).decode()
+    return msgspec.json.encode([dims, types if isinstance(types, list) else []]).decode()
 
 
 def role_of(name: str) -> int:
     """Return the number of what a call of the runtime does: its position in ROLES, RECORD_EVENT, or -1."""
-    if _SYNCHRONISES.search(name):
+    if _SYNCHRONISES_OR_ALLOCATES.search(name):
         return ROLES.index(CallRole.SYNCHRONISE)
     if _STREAM_WAITS.search(name):
         return ROLES.index(CallRole.STREAM_WAIT)
     return RECORD_EVENT if _RECORDS.search(name) else -1
+
+
+#: Marks a missing id.
+NO_ID = -1
+
+Ints = npt.NDArray[np.int64]
+
+_GPU_CATEGORIES = {
+    "kernel": Activity.KERNEL, "concurrent_kernel": Activity.KERNEL, "gpu_memcpy": Activity.MEMCPY,
+    "gpu_memset": Activity.MEMSET, "memcpy": Activity.MEMCPY, "memset": Activity.MEMSET,
+}  # fmt: skip
+_CALL_CATEGORIES = (
+    "cuda_runtime",
+    "cuda_driver",
+    "runtime",
+    "driver",
+    "xpu_runtime",
+    "mtia_runtime",
+    "privateuse1_runtime",
+)
+_OPERATOR_CATEGORIES = ("cpu_op", "operator", "cpu_instant_event")
+_ANNOTATION_CATEGORIES = ("user_annotation", "python_gc")
+_PYTHON_CATEGORIES = ("python_function",)
+
+#: A table of events: arrays by name, all of one length.
+Table = dict[str, npt.NDArray[Any]]
+
+_TIMES = {"part": np.int32, "ts": np.float64, "dur": np.float64}
+_GPU_TYPES = _TIMES | {
+    "name": np.int32, "activity": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
+    "shape": np.int32, "size": np.int64, "collective": np.int32,
+}  # fmt: skip
+_HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
+_CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
+_OPERATOR_TYPES = _HOST_TYPES | {"shape": np.int32, "collective": np.int32}
+_SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveArgs:
+    """The arguments of a collective; None where they are missing.
+
+    `sent`, `received`: rows to and from each rank of the group, as text such as "[320, 626]".
+    """
+
+    collective: str | None
+    elements_in: int | None
+    elements_out: int | None
+    dtype: str | None
+    group_size: int | None
+    group_name: str | None
+    group_description: str | None
+    group_ranks: str | None
+    rank_in_group: int | None
+    sequence: int | None
+    comms_id: str | None
+    source: int | None
+    destination: int | None
+    sent: str | None = None
+    received: str | None = None
+
+
+@dataclass(slots=True)
+class FileColumns:
+    """A file's events. Times: microseconds from `base_us`. `name`, `shape`: codes into `strings`.
+
+    `collective`: positions in `collectives`, -1 for none. `size`: bytes of a copy, or the estimated occupancy of a
+    kernel in percent, -1 if unknown. `memory`: bytes allocated and reserved on a GPU. `part`: the rank in a fused file,
+    else 0. `python`: functions, where stacks were recorded. `host_events`: operators and annotations.
+    `negative`: durations below 0 (taken as 0). Left out: `absurd`, events of more than a day or without times, or a day
+    away from the others; `nameless`, without a name. `damaged`: the share of all of these among the events of GPUs or
+    hosts, whichever is larger.
+    """
+
+    base_us: int
+    gpu: Table
+    calls: Table
+    operators: Table
+    annotations: Table
+    python: Table
+    syncs: Table
+    memory: Table
+    host_events: int
+    strings: tuple[str, ...]
+    collectives: tuple[CollectiveArgs, ...]
+    negative: int
+    absurd: int
+    nameless: int
+    damaged: float
+
+
+def rows_of(table: Table, rows: Ints) -> Table:
+    """Return some rows of a table."""
+    return {name: values[rows] for name, values in table.items()}
+
+
+def looked_up(wanted: Ints, keys: Ints) -> Ints:
+    """Return the first position of each wanted number in `keys`, -1 for none."""
+    distinct, first = np.unique(keys, return_index=True)
+    if not len(distinct):
+        return np.full(len(wanted), -1)
+    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
+    return np.where(distinct[place] == wanted, first[place], -1)
+
+
+_MEMORY_TYPES = _TIMES | dict.fromkeys(("device", "allocated", "reserved"), np.int64)
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "gpu": _GPU_TYPES,
+    "calls": _CALL_TYPES,
+    "operators": _OPERATOR_TYPES,
+    "annotations": _HOST_TYPES,
+    "python": _HOST_TYPES,
+    "syncs": _SYNC_TYPES,
+    "memory": _MEMORY_TYPES,
+}
+#: Category of events -> table that they go into.
+TABLES = {
+    **dict.fromkeys(_GPU_CATEGORIES, "gpu"),
+    **dict.fromkeys(_CALL_CATEGORIES, "calls"),
+    **dict.fromkeys(_OPERATOR_CATEGORIES, "operators"),
+    **dict.fromkeys(_ANNOTATION_CATEGORIES, "annotations"),
+    **dict.fromkeys(_PYTHON_CATEGORIES, "python"),
+    "cuda_sync": "syncs",
+    "[memory]": "memory",  # events of the category cpu_instant_event
+}
+CATEGORIES = tuple(TABLES)
+TABLE_OF = np.array([list(SCHEMAS).index(TABLES[name]) for name in CATEGORIES], np.int64)
+ACTIVITY_OF = np.array(
+    [list(Activity).index(_GPU_CATEGORIES[name]) if name in _GPU_CATEGORIES else -1 for name in CATEGORIES], np.int64
+)
+
+
+COLLECTIVE_OPERATOR = "record_param_comms"
+STEP = re.compile(r"ProfilerStep#(\d{1,9})(?!\d)")

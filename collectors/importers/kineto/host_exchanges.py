@@ -16,7 +16,7 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.formats import read_whole
-from tracekit.collectors.importers.kineto.event_tables import STEP
+from tracekit.collectors.importers.kineto.event_columns import STEP
 from tracekit.collectors.importers.sniff import traces_in
 
 _CALL = "c10d::alltoall_base_"

@@ -12,21 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_columns import outermost
-from tracekit.collectors.importers.kineto.event_tables import (
-    NCCL_ANNOTATION,
-    PASS_OF_MODULE,
-    PIPELINE_ACTION,
-    RECOMPUTES,
+from tracekit.collectors.importers.kineto.event_columns import (
     STEP,
+    Ints,
     Table,
-    codes_of_phases,
+    outermost,
     rows_of,
 )
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason, ProfilerCost
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Int32s = npt.NDArray[np.int32]
 
 _LOADER = re.compile(
     r"enumerate\(DataLoader\)|dataloader\.py\(\d+\): __next__|data_loader\.py\(\d+\): __(next|iter)__"
@@ -58,6 +55,26 @@ _NOT_OWN = re.compile(
     r"(^|/)(torch|site-packages|dist-packages|lib/python3[^/]*)/|^<|^(threading|contextlib|functools)\.py"
 )
 _MODULE = "nn.Module: "
+#: Names that mark the phase of a step; the first match counts.
+_PHASE_PATTERNS = {
+    "optimizer": re.compile(r"^Optimizer\.(step|zero_grad)#|^optimizer", re.IGNORECASE),
+    "backward": re.compile(r"^autograd::engine::evaluate_function|^#*\s*backward|^PP:\d+[BIW]\d", re.IGNORECASE),
+}
+#: Phases by number; the first is the default.
+PHASES = ("forward", *_PHASE_PATTERNS)
+#: Actions of torch.distributed.pipelining: PP:2F0 is the forward of microbatch 0 on stage 2.
+_PIPELINE_ACTION = re.compile(r"^PP:\d{1,6}(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)\d{1,9}$")
+#: An annotation of a module's forward, backward or weight gradients, such as "attn(F)".
+_PASS_OF_MODULE = re.compile(r"\w+\([FBW]\)")
+#: Functions that compute activations again, of torch, Megatron and DeepSpeed; and the backward inside of some of them.
+_RECOMPUTES = (
+    re.compile(
+        r"(^|/)torch/utils/checkpoint\.py\(\d+\): (recompute_fn|backward)$"
+        r"|(^|/)(tensor_parallel/random|activation_checkpointing/checkpointing)\.py\(\d+\): backward$"
+    ),
+    re.compile(r"(^|/)torch/autograd/__init__\.py\(\d+\): backward$"),
+)
+_NCCL_ANNOTATION = re.compile(r"^(?:nccl|rccl):(\w+)")
 
 
 class _Flag(IntFlag):
@@ -172,7 +189,7 @@ _AROUND = ("inner", "inputs", "module", "own")
 _OF_CODE = _Flag.COLLECTS | _Flag.LOADER | _Flag.MODULE | _Flag.OWN | _Flag.SAVES
 
 
-def _flags_of(names: Sequence[str]) -> npt.NDArray[np.int32]:
+def _flags_of(names: Sequence[str]) -> Int32s:
     """What the name of a span says about it, [names]."""
     flags = np.zeros(len(names) + 1, np.int32)
     for code, name in enumerate(names):
@@ -208,7 +225,7 @@ def _launching(operators: Table, launches: Table) -> Bools:
     return launching
 
 
-def _whats(whats: npt.NDArray[np.int32], names: Sequence[str]) -> Iterator[tuple[str, str, str, bool, bool]]:
+def _whats(whats: Int32s, names: Sequence[str]) -> Iterator[tuple[str, str, str, bool, bool]]:
     """Yield what threads did, in words. `whats`: reason, name, call, own line, and whether it is busy (1) and launches
     (2), [whats, 5].
     """
@@ -228,11 +245,6 @@ _REASONS = tuple(IdleReason)
 _NUMBER = {reason: number for number, reason in enumerate(_REASONS)}
 
 
-_CallInts = npt.NDArray[np.int64]
-_CallFloats = npt.NDArray[np.float64]
-_CallBools = npt.NDArray[np.bool_]
-
-
 def marked_steps(annotations: Table, names: Sequence[str]) -> Table:
     """Return the marked steps, by start."""
     matches = map(STEP.match, [*names, ""])
@@ -242,7 +254,7 @@ def marked_steps(annotations: Table, names: Sequence[str]) -> Table:
     return {"start": annotations["ts"][marked], "duration": annotations["dur"][marked], "step": step[marked]}
 
 
-def step_at(steps: Table, times: _CallFloats) -> _CallInts:
+def step_at(steps: Table, times: Floats) -> Ints:
     """Return the step that contains each time, -1 for none."""
     begin = steps["start"]
     row = np.searchsorted(begin, times, side="right") - 1
@@ -251,10 +263,10 @@ def step_at(steps: Table, times: _CallFloats) -> _CallInts:
     return step.astype(np.int32)
 
 
-def pass_at(annotations: Table, names: Sequence[str], times: _CallFloats) -> _CallInts:
+def pass_at(annotations: Table, names: Sequence[str], times: Floats) -> Ints:
     """Return the name of the shortest annotation such as "attn(F)" around each time, on any thread; -1 for none."""
     annotation = np.full(len(times), -1)
-    codes = [code for code, name in enumerate(names) if PASS_OF_MODULE.fullmatch(name)]
+    codes = [code for code, name in enumerate(names) if _PASS_OF_MODULE.fullmatch(name)]
     rows = np.flatnonzero(np.isin(annotations["name"], codes))
     begin, end = annotations["ts"][rows], annotations["ts"][rows] + annotations["dur"][rows]
     first, last = np.searchsorted(times, begin), np.searchsorted(times, end, side="right")
@@ -271,7 +283,7 @@ class CallThreads:
         self._operators, self._annotations = operators, annotations
         self._operator_around = self.containing(operators)
 
-    def containing(self, spans: Table, inner: Table | None = None) -> _CallInts:
+    def containing(self, spans: Table, inner: Table | None = None) -> Ints:
         """Return the row of the outermost of `spans` around the start of each call, or of each `inner` span, on its
         thread; -1 for none.
         """
@@ -291,58 +303,54 @@ class CallThreads:
             container[started_here] = np.where(holds, rows[place], -1)
         return container
 
-    def recomputed(self, python: Table) -> _CallBools:
+    def recomputed(self, python: Table) -> Bools:
         """Return which calls are inside the recomputation of an activation checkpoint.
 
         The reentrant kind then runs a backward of its own, which is not repeated.
         """
-        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in RECOMPUTES)
+        codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in _RECOMPUTES)
         again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
         gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
         return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
-    def busy_since(self) -> _CallFloats:
+    def busy_since(self) -> Floats:
         """Return the start of the operator around each call; outside any operator, the call's own start."""
         begun = np.append(self._operators["ts"], np.inf)[self._operator_around]
         return np.asarray(np.minimum(begun, self._calls["ts"]))
 
-    def operators(self) -> npt.NDArray[np.int32]:
+    def operators(self) -> Int32s:
         """Return the name of the outermost operator around each call."""
         return np.append(self._operators["name"], np.int32(-1))[self._operator_around].astype(np.int32)
 
     def phases(self) -> npt.NDArray[np.int8]:
         """Return the phase of a step that each call belongs to."""
         phase_of_call = np.zeros(len(self._calls["ts"]), np.int8)
-        for phase, codes in reversed(list(enumerate(codes_of_phases(self._names), start=1))):
+        for phase, pattern in reversed(list(enumerate(_PHASE_PATTERNS.values(), start=1))):
+            codes = [code for code, name in enumerate(self._names) if pattern.search(name)]
             for spans in (self._operators, self._annotations):
                 of_phase = rows_of(spans, np.flatnonzero(np.isin(spans["name"], codes)))
                 phase_of_call[self.containing(of_phase) >= 0] = phase
         return phase_of_call
 
-    def actions(self) -> npt.NDArray[np.int32]:
+    def actions(self) -> Int32s:
         """Return the name of the schedule's action during which each call begins, on any thread; -1 for none.
 
         One thread runs the schedule; autograd launches the kernels of backwards from others meanwhile.
         """
-        codes = [code for code, name in enumerate(self._names) if PIPELINE_ACTION.match(name)]
+        codes = [code for code, name in enumerate(self._names) if _PIPELINE_ACTION.match(name)]
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], codes)))
         row = np.searchsorted(spans["ts"], self._calls["ts"], side="right") - 1
         ends = np.append(spans["ts"] + spans["dur"], -np.inf)
         inside = (row >= 0) & (self._calls["ts"] <= ends[row])
         return np.where(inside, np.append(spans["name"], np.int32(-1))[row], -1).astype(np.int32)
 
-    def collective_names(self) -> list[tuple[str, _CallBools]]:
+    def collective_names(self) -> list[tuple[str, Bools]]:
         """Return the collectives named by annotations such as nccl:all_reduce, each with a mask of the calls inside."""
-        named = {code: match[1] for code, name in enumerate(self._names) if (match := NCCL_ANNOTATION.match(name))}
+        named = {code: match[1] for code, name in enumerate(self._names) if (match := _NCCL_ANNOTATION.match(name))}
         spans = rows_of(self._annotations, np.flatnonzero(np.isin(self._annotations["name"], list(named))))
         around = np.append(spans["name"], -1)[self.containing(spans)]
         return [(name, around == code) for code, name in named.items() if (around == code).any()]
 
-
-_CostInts = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-_CostFloats = npt.NDArray[np.float64]
-_CostBools = npt.NDArray[np.bool_]
 
 #: What recording an event costs, by the gap that shows: operators and launches; functions of Python, between which the
 #: interpreter works too.
@@ -375,25 +383,31 @@ class Nested(NamedTuple):
     """
 
     thread: Int32s
-    begin: _CostFloats
-    end: _CostFloats
+    begin: Floats
+    end: Floats
     name: Int32s
     kind: npt.NDArray[np.uint8]
     parent: Int32s
 
     @property
-    def siblings(self) -> _CostInts:
+    def siblings(self) -> Ints:
         """The events that have no other inside and are followed by another of their kind and parent, by position."""
         parent, kind = self.parent, self.kind
         return np.flatnonzero((parent[1:] == parent[:-1]) & (parent[:-1] >= 0) & (kind[1:] == kind[:-1]))
 
-    def gap(self, before: _CostInts) -> _CostFloats:
+    def gap(self, before: Ints) -> Floats:
         """How long after each of these events the next one begins, microseconds."""
         return np.maximum(self.begin[before + 1] - self.end[before], 0.0)
 
 
-def profiler_cost(events: Nested, pace: _CostFloats) -> ProfilerCost | None:
-    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`."""
+def profiler_cost(events: Nested, pace: Floats) -> ProfilerCost | None:
+    """Measure the cost of recording at the usual pace; None if there are too few operators. `pace`: `pace_of_host`.
+
+    A profiler takes its timestamps inside its own work: where a program does next to nothing between two events, the
+    gap is the profiler's. The cheapest pairs of events show it. How much more it costs in all (other arguments, cold
+    caches) was measured on jobs without a GPU (benchmarks/RESULTS.md), and scatters; that launches cost more by the
+    same factor is an assumption.
+    """
     kind, name, parent, length = events.kind, events.name, events.parent, events.end - events.begin
     siblings = events.siblings
 
@@ -425,7 +439,7 @@ def profiler_cost(events: Nested, pace: _CostFloats) -> ProfilerCost | None:
     )
 
 
-def recorded_before(events: Nested, cost: ProfilerCost | None, pace: _CostFloats) -> _CostFloats:
+def recorded_before(events: Nested, cost: ProfilerCost | None, pace: Floats) -> Floats:
     """Return what recording had cost the thread of each event before that, seconds, [events]; 0 if not known."""
     kind, thread = events.kind, events.thread
     if cost is None or not len(kind):
@@ -437,7 +451,7 @@ def recorded_before(events: Nested, cost: ProfilerCost | None, pace: _CostFloats
     return np.asarray(total + np.where(kind == EventKind.LAUNCH, cost.before_launch * pace, 0.0))
 
 
-def pace_of_host(events: Nested) -> _CostFloats:
+def pace_of_host(events: Nested) -> Floats:
     """How much longer gaps between events are now than usual, [events]: at times, others use the cores or caches.
 
     Times in whole microseconds do not show it.
@@ -463,7 +477,7 @@ def _or_0(value: float) -> float:
     return 0.0 if np.isnan(value) else float(value)
 
 
-def _cheapest(gaps: _CostFloats, *contexts: Int32s) -> float:
+def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
     """Return the usual length of the shortest gaps, by context; nan if there are too few."""
     if len(gaps) < _FEWEST_PAIRS:
         return np.nan

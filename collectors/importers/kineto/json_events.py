@@ -1,6 +1,9 @@
 """The events of a Chrome-format JSON file, streamed: a file of any size is read in blocks of a few megabytes.
 
-What is no trace, but another recording of torch or of a GPU, is named in the error.
+Most events become rows of numbers (`events.c`); the few with further arguments, and unusual ones, become `TraceEvent`s.
+Writers of such files make mistakes (unescaped quotes, `inf`, a file cut off): an event that cannot be decoded is
+repaired or counted as lost, without losing the others. What is no trace, but another recording of torch or of a GPU, is
+named in the error.
 """
 
 from __future__ import annotations
@@ -273,7 +276,10 @@ class EventStream:
                 break
         if self.cut is not None:
             raise FormatError(f"{self.path}: {self.cut}, before its first event; copy or record it again")
-        raise FormatError(f"{self.path}: {_instead(head)}")
+        if not head.strip():
+            raise FormatError(f"{self.path}: empty; expected a trace of torch.profiler")
+        otherwise = "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
+        raise FormatError(f"{self.path}: {what_it_is(head) or otherwise}")
 
 
 class _CutError(Exception):
@@ -326,13 +332,6 @@ def _repaired(text: bytes) -> bytes:
 
 def _without_infinities(text: bytes) -> bytes:
     return _NOT_FINITE.sub(rb"\1null", text)
-
-
-def _instead(head: bytes) -> str:
-    """Describe a file that is not a trace."""
-    if not head.strip():
-        return "empty; expected a trace of torch.profiler"
-    return what_it_is(head) or "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
 
 
 _PICKLE = b"\x80"

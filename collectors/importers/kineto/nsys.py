@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, role_of
-from tracekit.collectors.importers.kineto.event_tables import (
+from tracekit.collectors.importers.kineto.event_columns import (
     COLLECTIVE_OPERATOR,
+    LONGEST_US,
     NO_ID,
     SCHEMAS,
     STEP,
@@ -21,13 +21,14 @@ from tracekit.collectors.importers.kineto.event_tables import (
     FileColumns,
     Ints,
     Table,
+    looked_up,
+    role_of,
     rows_of,
 )
 from tracekit.collectors.importers.kineto.nsys_file import (
     Export,
     collectives,
     columns,
-    communicators,
     nccl_calls,
     opened,
 )
@@ -83,7 +84,10 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     with opened(path) as export:
         read = {"gpu": _gpu_ops(export, names), "calls": _calls(export, names), "ranges": _ranges(export, names)}
         nccl, said = nccl_calls(export)
-        syncs, head, gpus = _syncs(export), _head(export), _gpus(export)
+        syncs, head = _syncs(export), _head(export)
+        # The GPU behind each number that a process has for one: it may see only some.
+        seen = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+        gpus = {(pid, device): gpu for pid, device, gpu in seen}
         graphs = any(export.rows(f"{_CUPTI}GRAPH_TRACE", ("start",)))
     if not len(read["gpu"]["start"]):
         raise FormatError(
@@ -241,12 +245,6 @@ def _head(export: Export) -> dict[str, Any]:
     return {"baseTimeNanoseconds": began, "deviceProperties": [{"id": gpu, "name": name} for gpu, name in listed]}
 
 
-def _gpus(export: Export) -> dict[User, int]:
-    """Return the GPU behind each number that a process has for one: it may see only some."""
-    rows = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
-    return {(pid, device): gpu for pid, device, gpu in rows}
-
-
 def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
     """Return the events at possible times, how many were left out, and of how many a negative duration became 0."""
     start, end = table["start"], table["end"]
@@ -276,7 +274,7 @@ def _collectives(
     ops = ops[~np.isin(calls["name"][ranks.launch[ops]], graphs)]
     launched = {**rows_of(calls, ranks.launch[ops]), "rank": ranks.of_op[ops]}
     collective = np.full(len(gpu["start"]), NO_ID)
-    collective[ops], args = collectives(launched, nccl, said, communicators(nccl, ranks.of_nccl))
+    collective[ops], args = collectives(launched, nccl, said, ranks.of_nccl)
     return collective, args
 
 
@@ -351,7 +349,8 @@ class Ranks:
 
 
 def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: Mapping[User, int]) -> Ranks:
-    """Find the ranks. `process` of the tables: -1 if there is only one.
+    """Find the ranks: each GPU that a process uses is one, by what NCCL says, else by the number of the GPU, else in
+    the order of GPUs and processes. `process` of the tables: -1 if there is only one.
 
     `gpus`: the number of the GPU that a process, by its id, knows by a number of its own.
     """
@@ -377,14 +376,10 @@ def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: 
 
 def matched(process: Ints, number: Ints, other: Ints, number_of_other: Ints) -> Ints:
     """Return the first row of the others with the same process and number, -1 for none, [numbers]."""
-    if not len(other):
-        return np.full(len(process), NO_ID)
     processes = np.unique(np.concatenate([process, other]))
     wanted = np.searchsorted(processes, process) * _LAUNCHES + number
     keys = np.searchsorted(processes, other) * _LAUNCHES + number_of_other
-    order = np.argsort(keys, kind="stable")
-    row = order[np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)]
-    return np.where((keys[row] == wanted) & (number != NO_ID), row, NO_ID)
+    return np.where(number == NO_ID, NO_ID, looked_up(wanted, keys))
 
 
 def _users(process: Ints, device: Ints) -> tuple[list[User], Ints]:

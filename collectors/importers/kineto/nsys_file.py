@@ -7,7 +7,6 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.kineto.event_tables import NO_ID, CollectiveArgs, Ints, Table, rows_of
+from tracekit.collectors.importers.kineto.event_columns import NO_ID, CollectiveArgs, Ints, Table, rows_of
 
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
 #: Where the head of a SQLite file, all of big-endian integers, says how long the file is.
@@ -25,7 +24,9 @@ _UNFINISHED = ("-wal", "-journal")
 
 
 class Export:
-    """The tables of an open file."""
+    """The tables of an open file. Versions of Nsight Systems have different ones: a missing table has no rows, a
+    missing column is -1, or None for text.
+    """
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self._path, self._connection = path, connection
@@ -146,49 +147,17 @@ def nccl_calls(export: Export) -> tuple[Table, tuple[str, ...]]:
     return columns(found(), ("start", "thread", "call", *_LABELS)), tuple(names)
 
 
-@dataclass(frozen=True, slots=True)
-class Communicators:
-    """`size`: the number of ranks of each, as far as known. `ranks`: those in the job, if all are known, by their rank
-    in the communicator.
-    """
-
-    size: Mapping[int, int]
-    ranks: Mapping[int, Sequence[int]]
-
-
-def communicators(calls: Table, rank: Ints) -> Communicators:
-    """Return what calls say of communicators. `rank`: of the job, that made each call, -1 for none, [calls].
-
-    One that began before the recording has the ranks that use it, if there are several.
-    """
-    creations = np.flatnonzero((calls["size"] > 0) & (calls["rank"] >= 0))
-    size = {
-        int(one): int(count)
-        for one, count in zip(calls["communicator"][creations], calls["size"][creations], strict=True)
-    }
-    ranks = {}
-    for communicator in np.unique(calls["communicator"]).tolist():
-        of_communicator = calls["communicator"] == communicator
-        if communicator in size:
-            of_members = creations[of_communicator[creations] & (rank[creations] >= 0)]
-            by_place = dict(zip(calls["rank"][of_members].tolist(), rank[of_members].tolist(), strict=True))
-            listed = [by_place[place] for place in sorted(by_place)]
-        else:
-            listed = [one for one in np.unique(rank[of_communicator]).tolist() if one >= 0]
-        if len(listed) == size.get(communicator, max(len(listed), 2)):
-            ranks[communicator] = listed
-    return Communicators(size, ranks)
-
-
 def collectives(
-    launched: Table, calls: Table, names: Sequence[str], communicators: Communicators
+    launched: Table, calls: Table, names: Sequence[str], rank: Ints
 ) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
     """Return the arguments of NCCL's kernels, and which of them each has, -1 for none, [kernels].
 
-    `launched`: the thread, the start of the launch (ns) and the rank of each. A kernel does what its thread called
+    `launched`: the thread, the start of the launch (ns) and the rank of each. `rank`: of the job, that made each of the
+    `calls`, -1 for none. A kernel does what its thread called
     since it launched the kernel before: a group of calls is launched when it ends.
     """
     numbers: dict[CollectiveArgs, int] = {}
+    sizes, members = _communicators(calls, rank)
     which = np.full(len(launched["start"]), NO_ID)
     calls = rows_of(calls, np.flatnonzero(calls["bytes"] >= 0))
     calls = rows_of(calls, np.argsort(calls["start"], kind="stable"))
@@ -201,20 +170,43 @@ def collectives(
         for kernel, end in zip(kernels.tolist(), until, strict=True):
             if end:
                 group = {name: values[min(before, end - 1) : end] for name, values in of_thread.items()}
-                args = _args(group, names, int(launched["rank"][kernel]), communicators)
+                args = _args(group, names, int(launched["rank"][kernel]), sizes, members)
                 which[kernel] = numbers.setdefault(args, len(numbers))
             before = end
     return which, tuple(numbers)
 
 
-def _args(group: Table, names: Sequence[str], rank: int, communicators: Communicators) -> CollectiveArgs:
+def _communicators(calls: Table, rank: Ints) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """The number of ranks of each communicator, as far as known; and its ranks, by their place in it, if all are known.
+
+    One that began before the recording has the ranks that use it, if there are several.
+    """
+    creations = np.flatnonzero((calls["size"] > 0) & (calls["rank"] >= 0))
+    size = dict(zip(calls["communicator"][creations].tolist(), calls["size"][creations].tolist(), strict=True))
+    ranks = {}
+    for communicator in np.unique(calls["communicator"]).tolist():
+        of_communicator = calls["communicator"] == communicator
+        if communicator in size:
+            of_members = creations[of_communicator[creations] & (rank[creations] >= 0)]
+            by_place = dict(zip(calls["rank"][of_members].tolist(), rank[of_members].tolist(), strict=True))
+            listed = [by_place[place] for place in sorted(by_place)]
+        else:
+            listed = [one for one in np.unique(rank[of_communicator]).tolist() if one >= 0]
+        if len(listed) == size.get(communicator, max(len(listed), 2)):
+            ranks[communicator] = listed
+    return size, ranks
+
+
+def _args(
+    group: Table, names: Sequence[str], rank: int, sizes: Mapping[int, int], ranks_of: Mapping[int, Sequence[int]]
+) -> CollectiveArgs:
     """The arguments of the calls that one kernel does."""
     communicator = int(group["communicator"][-1])
     group = rows_of(group, np.flatnonzero(group["communicator"] == communicator))
     did = {names[call] for call in group["call"].tolist()}
     name = "send_recv" if did == {"send", "recv"} else names[group["call"][-1]]
-    peers, members, peer = np.unique(group["peer"]).tolist(), communicators.ranks.get(communicator), None
-    size = communicators.size.get(communicator, len(members) if members else None)
+    peers, members, peer = np.unique(group["peer"]).tolist(), ranks_of.get(communicator), None
+    size = sizes.get(communicator, len(members) if members else None)
     if name in {"send", "recv"} and len(peers) == 1:
         peer = members[peers[0]] if members and 0 <= peers[0] < len(members) else peers[0]
     ends: tuple[int | None, int | None] = (None, None)
@@ -245,12 +237,9 @@ def _decoded(payload: bytes | str, schemas: _Schemas) -> list[int]:
         binary = bytes.fromhex(payload) if isinstance(payload, str) else payload
         for place, kind, offset in schemas.get(_HEAD.unpack_from(binary)[1], ()):
             (value,) = struct.unpack_from(kind, binary, _HEAD.size + offset)
-            values[place] = _signed(value)
+            values[place] = (
+                value - (1 << 64) if value >> 63 == 1 else value
+            )  # a communicator's number fills all 64 bits
     except (struct.error, ValueError):  # cut, or of another kind
         return [NO_ID] * len(_LABELS)
     return values
-
-
-def _signed(value: int) -> int:
-    """A communicator's number fills all 64 bits."""
-    return value - (1 << 64) if value >> 63 == 1 else value

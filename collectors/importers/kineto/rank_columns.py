@@ -1,11 +1,13 @@
-"""Reads one file, in a separate process if there are several: its events as the GPU ops and calls of its ranks."""
+"""Reads one file, in a separate process if there are several: its events as the GPU ops and calls of its ranks.
+
+Launches are found by correlation, what is around a call by time. It uses arrays only: importing a library of data
+frames would add a fifth of the time, and a third of the memory, of reading a file.
+"""
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -13,27 +15,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.base.memory import reuse_large_arrays
+from tracekit.base.memory import no_garbage_collection, reuse_large_arrays
 from tracekit.base.paths import Look
 from tracekit.base.processes import serve
-from tracekit.collectors.importers.kineto.event_columns import RECORD_EVENT, ColumnBuilder
-from tracekit.collectors.importers.kineto.event_tables import (
-    ANNOTATION,
-    BEGINS_CAPTURE,
+from tracekit.collectors.importers.kineto.event_columns import (
     CATEGORIES,
     COLLECTIVE_OPERATOR,
-    ENDS_CAPTURE,
-    HOST_COPY,
-    LAUNCHES,
     NO_ID,
-    RUNS_ON_GPU,
-    SYNCHRONISES,
+    RECORD_EVENT,
     CollectiveArgs,
+    ColumnBuilder,
     FileColumns,
+    Ints,
     Table,
+    looked_up,
     rows_of,
 )
 from tracekit.collectors.importers.kineto.host_work import (
+    Bools,
     CallThreads,
     HostWork,
     host_work,
@@ -49,10 +48,18 @@ from tracekit.trace.gpu_activity import Activity, LostOps
 MOST_MEMORY = 199
 #: Clocks of host and GPU do not move apart by this much within a recording, microseconds.
 _EARLY_US = 1000.0
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+#: Calls that make the GPU do something.
+_LAUNCHES = re.compile(r"Launch|Memcpy|Memset")
+#: Those that run something on a GPU, at once or as soon as its stream is free.
+_RUNS_ON_GPU = re.compile(r"^(cuda|hip|cu)((Graph)?Launch(?!HostFunc)|Mem(cpy|set))")
+#: The calls around what is captured into a graph instead of run.
+_BEGINS_CAPTURE, _ENDS_CAPTURE = re.compile(r"StreamBeginCapture"), re.compile(r"StreamEndCapture")
+#: Annotations of torch, which its versions before 1.11 call operators.
+_ANNOTATION = re.compile(r"^(ProfilerStep|enumerate\(DataLoader\)|Optimizer\.(step|zero_grad))#")
+#: Calls that wait for the GPU whatever they were given.
+_SYNCHRONISES = re.compile(r"(Device|Stream|Event|Ctx|Context)Synchronize")
+#: Copies of which one side is the host: neither within a GPU nor between two.
+_HOST_COPY = re.compile(r"^(?!.*(DtoD|PtoP))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ def ranks_of(
 
 def _with_annotations(columns: FileColumns) -> FileColumns:
     """Return the columns with annotations in their table: torch 1.x wrote them as operators."""
-    annotates = _matches(columns.strings, ANNOTATION)[columns.operators["name"]]
+    annotates = _matches(columns.strings, _ANNOTATION)[columns.operators["name"]]
     if not annotates.any():
         return columns
     moved, table = rows_of(columns.operators, np.flatnonzero(annotates)), columns.annotations
@@ -140,7 +147,8 @@ def _rank(
     work = host_work(all_calls, waits, launches, operators, python, annotations, names)
     steps = marked_steps(annotations, names)
     threads = CallThreads(calls, operators, annotations, names)
-    collective_calls = rows_of(operators, np.flatnonzero(_has_name(operators, names, COLLECTIVE_OPERATOR)))
+    code = names.index(COLLECTIVE_OPERATOR) if COLLECTIVE_OPERATOR in names else -1
+    collective_calls = rows_of(operators, np.flatnonzero(operators["name"] == code))
     inside = threads.containing(collective_calls)
     step = step_at(steps, calls["ts"])
     launch = _launches(gpu, calls)
@@ -238,7 +246,7 @@ def _unlinked(gpu: Table, launch: Ints, calls: Table, all_calls: Table, names: S
     Ops launched before the recording come first in their stream, and ops that had not run at its end were launched
     last; these do not count, unless no op has a launch.
     """
-    launches = _matches(names, LAUNCHES)[all_calls["name"]]
+    launches = _matches(names, _LAUNCHES)[all_calls["name"]]
     if not (launch >= 0).any():
         return float(launches.any())
     device, stream = (np.unique(gpu[name], return_inverse=True)[1] for name in ("device", "stream"))
@@ -257,7 +265,7 @@ def _lost(gpu: Table, calls: Table, names: Sequence[str]) -> LostOps:
     A call that has none takes as long on the GPU as those of its name that have some: one call launches a whole graph.
     While a stream is captured into a graph, nothing runs.
     """
-    launches = np.flatnonzero(_matches(names, RUNS_ON_GPU)[calls["name"]] & ~_captured(calls, names))
+    launches = np.flatnonzero(_matches(names, _RUNS_ON_GPU)[calls["name"]] & ~_captured(calls, names))
     name, order = calls["name"][launches], np.argsort(gpu["correlation"], kind="stable")
     total = np.append(0.0, np.cumsum(gpu["dur"][order]))
     ids = gpu["correlation"][order]
@@ -270,7 +278,7 @@ def _lost(gpu: Table, calls: Table, names: Sequence[str]) -> LostOps:
 
 def _captured(calls: Table, names: Sequence[str]) -> Bools:
     """Return which calls a thread makes while it captures a stream into a graph."""
-    begins, ends = (_matches(names, pattern)[calls["name"]] for pattern in (BEGINS_CAPTURE, ENDS_CAPTURE))
+    begins, ends = (_matches(names, pattern)[calls["name"]] for pattern in (_BEGINS_CAPTURE, _ENDS_CAPTURE))
     if not begins.any():
         return np.zeros(len(begins), np.bool_)
     order = np.argsort(calls["thread"], kind="stable")
@@ -285,12 +293,6 @@ def _matches(names: Sequence[str], pattern: re.Pattern[str]) -> Bools:
     return np.array([pattern.search(name) is not None for name in [*names, ""]])
 
 
-def _has_name(table: Table, names: Sequence[str], wanted: str) -> Bools:
-    """Return a mask of the events with this name."""
-    code = names.index(wanted) if wanted in names else -1
-    return np.asarray(table["name"] == code)
-
-
 def _kept_calls(calls: Table, gpu: Table) -> tuple[Ints, npt.NDArray[np.int8]]:
     """Return the rows of calls that launched a recorded op, synchronise or order streams, and which they do."""
     launches = np.isin(calls["correlation"], gpu["correlation"]) & (calls["correlation"] != NO_ID)
@@ -303,29 +305,20 @@ def _waits(calls: Table, gpu: Table, names: Sequence[str]) -> Bools:
 
     Copies within a GPU or between GPUs do not count; a short one may end before its call returns.
     """
-    waits = _matches(names, SYNCHRONISES)[calls["name"]]
-    host_copy = _matches(names, HOST_COPY)[gpu["name"]]
+    waits = _matches(names, _SYNCHRONISES)[calls["name"]]
+    host_copy = _matches(names, _HOST_COPY)[gpu["name"]]
     host_copy &= (gpu["activity"] == list(Activity).index(Activity.MEMCPY)) & (gpu["correlation"] != NO_ID)
     copies = np.flatnonzero(host_copy)
-    call = _looked_up(gpu["correlation"][copies], calls["correlation"])
+    call = looked_up(gpu["correlation"][copies], calls["correlation"])
     returned = np.append(calls["ts"] + calls["dur"], -np.inf)[call]
     waits[call[returned >= gpu["ts"][copies] + gpu["dur"][copies]]] = True
     return np.asarray(waits)
 
 
-def _looked_up(wanted: Ints, keys: Ints) -> Ints:
-    """Return the first position of each wanted number in `keys`, -1 for none."""
-    distinct, first = np.unique(keys, return_index=True)
-    if not len(distinct):
-        return np.full(len(wanted), -1)
-    place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
-    return np.where(distinct[place] == wanted, first[place], -1)
-
-
 def _launches(gpu: Table, calls: Table) -> Ints:
     """Return the row of the call that launched each GPU op, -1 if it was not recorded. A graph launches many ops."""
     launching = np.flatnonzero(calls["role"] == 0)
-    row = _looked_up(gpu["correlation"], calls["correlation"][launching])
+    row = looked_up(gpu["correlation"], calls["correlation"][launching])
     return np.where(gpu["correlation"] == NO_ID, -1, np.append(launching, -1)[row])
 
 
@@ -346,8 +339,8 @@ def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
     """Return, per call, the recorded synchronisation: the waiting stream, the awaited stream, and as of when."""
     if not len(syncs["ts"]):
         return {}
-    sync = _looked_up(calls["correlation"], syncs["correlation"])
-    record = _looked_up(syncs["waits_for_record"], all_calls["correlation"])
+    sync = looked_up(calls["correlation"], syncs["correlation"])
+    record = looked_up(syncs["waits_for_record"], all_calls["correlation"])
     recorded_at = np.append(all_calls["ts"], np.nan)[record]
     return {
         "waits_stream": np.append(syncs["stream"], -1)[sync],
@@ -358,7 +351,7 @@ def _recorded_waits(syncs: Table, calls: Table, all_calls: Table) -> Table:
 
 def read_file(path: Path) -> list[RankColumns]:
     """Read the ranks of one file; empty if it has no events of torch.profiler. Raises FormatError."""
-    with _no_garbage_collection():
+    with no_garbage_collection():
         if Look(path).beginning(len(SQLITE)) == SQLITE:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
@@ -404,15 +397,3 @@ def send_files() -> None:
     """In a process of its own: for each path that it is asked for, its ranks."""
     reuse_large_arrays()
     serve(read_file)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: with millions of small objects without cycles, it would take longer than reading."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()

@@ -1,11 +1,15 @@
-"""Find the rank of each file, the ranks of each process group, and the place of ranks on the job's mesh."""
+"""Find the rank of each file, the ranks of each process group, and the place of ranks on the job's mesh.
+
+Sources in order of precedence: `distributedInfo`, its `pg_config`, the arguments of collectives, names of files.
+Sources that contradict each other are an error. A group named after an axis of the mesh holds the ranks that differ
+along it.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any
@@ -15,7 +19,7 @@ import msgspec
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import command
 from tracekit.base.text import listed
-from tracekit.collectors.importers.kineto.event_tables import CollectiveArgs
+from tracekit.collectors.importers.kineto.event_columns import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.model import LARGEST_SIZE, ProcessGroup
 
@@ -24,17 +28,11 @@ _RANK_IN_NAME = re.compile(r"(?<![a-z])rank[-_.]?(\d+)", re.IGNORECASE)
 _OWN_RANK = re.compile(r"_?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class RanksOfFiles:
-    """Ranks of the files. `ranks`: of each `RankColumns`, in their order. `notes`: the guesses that were made."""
+def place(files: Sequence[RankColumns]) -> tuple[list[int], int | None, list[str]]:
+    """Find the rank of each file, the number of ranks of the job, and notes on what was guessed.
 
-    ranks: tuple[int, ...]
-    world_size: int | None
-    notes: tuple[str, ...]
-
-
-def place(files: Sequence[RankColumns]) -> RanksOfFiles:
-    """Find the rank of each file. Raises FormatError if sources contradict each other or two files have one rank."""
+    Raises FormatError if sources contradict each other or two files have one rank.
+    """
     stated = [rank_of(one) for one in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
@@ -73,7 +71,7 @@ def place(files: Sequence[RankColumns]) -> RanksOfFiles:
         notes.append(
             f"{len(missing)} of {world_size} ranks were not recorded ({listed}): the replay does not wait for them"
         )
-    return RanksOfFiles(tuple(ranks), world_size, tuple(notes))
+    return ranks, world_size, notes
 
 
 def check_one_job(files: Sequence[RankColumns]) -> None:
@@ -173,16 +171,12 @@ def members(args: CollectiveArgs, groups: Mapping[str, tuple[int, ...]]) -> tupl
     return listed
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """The process groups. `name_of`: for each file, the group name of each of its `collectives`, None if unknown."""
-
-    groups: tuple[ProcessGroup, ...]
-    name_of: tuple[tuple[str | None, ...], ...]
-
-
-def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: int | None) -> Groups:
-    """Return the process groups of a job, joined over files by their ranks, because names may differ between ranks."""
+def groups_of(
+    files: Sequence[RankColumns], ranks: Sequence[int], world_size: int | None
+) -> tuple[tuple[ProcessGroup, ...], list[list[str | None]]]:
+    """Return the process groups of a job, joined over files by their ranks, because names may differ between ranks; and
+    for each file the group of each of its `collectives`, None if unknown.
+    """
     keys: list[list[tuple[tuple[int, ...], str] | None]] = []
     for file in files:
         config = pg_config(file)
@@ -200,8 +194,8 @@ def groups_of(files: Sequence[RankColumns], ranks: Sequence[int], world_size: in
         key = (ranks_of_group, name if (ranks_of_group, name) in shared else "")
         names.setdefault(key, _unused(name or "group", set(names.values()), ranks_of_group))
     named = {key: names[key if key in shared else (key[0], "")] for key in knows}
-    of_files = tuple(tuple(None if key is None else named[key] for key in of_file) for of_file in keys)
-    return Groups(tuple(ProcessGroup(name, tuple(sorted(key[0]))) for key, name in names.items()), of_files)
+    of_files = [[None if key is None else named[key] for key in of_file] for of_file in keys]
+    return tuple(ProcessGroup(name, tuple(sorted(key[0]))) for key, name in names.items()), of_files
 
 
 def _key(
@@ -237,16 +231,10 @@ _OF_MEGATRON = re.compile(r"(data|tensor|pipeline|context|expert)(?:_model)?_par
 _INITIALS = {"data": "dp", "tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
 
 
-@dataclass(frozen=True, slots=True)
-class RankMesh:
-    """`coordinates`: label such as tp_rank -> rank -> coordinate. `axes`: labels that are independent of the others."""
-
-    coordinates: Mapping[str, Mapping[int, int]]
-    axes: tuple[str, ...]
-
-
-def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
-    """Return the axes along which every one of these ranks has one coordinate."""
+def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> tuple[dict[str, dict[int, int]], tuple[str, ...]]:
+    """Return the axes along which every one of these ranks has one coordinate: label such as tp_rank -> rank ->
+    coordinate; and the labels that are independent of the others.
+    """
     groups: dict[str, set[tuple[int, ...]]] = {}
     for file in files:
         for description, members in _described(file):
@@ -264,7 +252,7 @@ def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> RankMesh:
             max(p.values()) + 1 for p in with_axis
         ):
             axes.append(axis)
-    return RankMesh(coordinates, tuple(axes))
+    return coordinates, tuple(axes)
 
 
 def axis_of(description: str) -> str | None:

@@ -20,18 +20,16 @@ from tracekit.base.limits import check_pattern, search
 from tracekit.base.processes import answers_of
 from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
-from tracekit.collectors.importers.kineto.event_tables import PHASES
+from tracekit.collectors.importers.kineto.host_work import PHASES
 from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, read_file
 from tracekit.collectors.importers.kineto.rank_placement import (
-    Groups,
     check_one_job,
     groups_of,
     mesh_of,
     place,
     rank_of,
 )
-from tracekit.collectors.importers.published import read_mapping
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.gpu_activity import Activity, KernelClass, class_of
 from tracekit.trace.gpu_recording import (
@@ -72,7 +70,8 @@ def read_kineto(
         read += columns_of_file
         advance("reading", done, len(files), "files")
     read.sort(key=lambda columns: (files.index(Path(columns.file)), columns.part))
-    recording = assemble(read, table, name=_name(paths[0]))
+    whole = paths[0].absolute().name
+    recording = assemble(read, table, name=whole if paths[0].is_dir() else whole.split(".")[0])
     empty = [f"{file.name}: empty, and left out" for path in paths if path.is_dir() for file in empty_in(path)]
     return replace(recording, notes=(*recording.notes, *empty))
 
@@ -92,12 +91,6 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
 _READ = "from tracekit.collectors.importers.kineto.rank_columns import send_files; send_files()"
 
 
-def _name(path: Path) -> str:
-    """Return the name of the job: its folder, or the file without suffixes."""
-    whole = path.absolute()
-    return whole.name if path.is_dir() else whole.name.split(".")[0]
-
-
 T = TypeVar("T")
 #: Times since 1970 are later; smaller ones are of a clock that began with the machine.
 _EARLIEST_NS = 10**18
@@ -110,17 +103,17 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
     left_out = _left_out(files)
     files = [one for one in files if len(one.gpu["start"])]
     _check_steps(files)
-    placement = place(files)
-    groups = groups_of(files, placement.ranks, placement.world_size)
+    ranks, world_size, notes = place(files)
+    groups, group_of = groups_of(files, ranks, world_size)
     origins = _origins_ns(files)
     first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
     gpu, calls, spans, calls_before = [], [], [], 0
     work, whats, whats_before, whole, memory = [], [], 0, {}, []
-    order = sorted(range(len(files)), key=lambda number: placement.ranks[number])
+    order = sorted(range(len(files)), key=ranks.__getitem__)
     for number in order:
-        file, rank = files[number], placement.ranks[number]
+        file, rank = files[number], ranks[number]
         late_us = (origins[number] - first) / 1e3
-        gpu.append(_gpu_ops(file, rank, late_us, calls_before, groups, number, classes))
+        gpu.append(_gpu_ops(file, rank, late_us, calls_before, group_of[number], classes))
         calls.append(_calls(file, rank, late_us))
         spans.append(_on_axis(pl.DataFrame(dict(file.step_spans)), rank, late_us, STEP_SCHEMA))
         calls_before += len(file.calls["start"])
@@ -130,9 +123,8 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         whats_before += len(file.work.whats)
         whole[rank] = _whole(file, late_us)
         memory.append(_on_axis(pl.DataFrame({**file.memory, "duration": 0.0}), rank, late_us, MEMORY_SCHEMA))
-    mesh = mesh_of(files, placement.ranks)
-    hosts = {placement.ranks[number]: host for number in order if (host := _host(files[number])) is not None}
-    by_rank = {placement.ranks[number]: files[number] for number in order}
+    coordinates, axes = mesh_of(files, ranks)
+    by_rank = {ranks[number]: files[number] for number in order}
     return GpuRecording(
         name=name,
         gpu_ops=joined(gpu),
@@ -142,11 +134,11 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         whats=pl.concat(whats),
         memory=pl.concat(memory),
         spans=whole,
-        hosts=hosts,
+        hosts={rank: host for rank, one in by_rank.items() if (host := _host(one)) is not None},
         files={rank: one.file for rank, one in by_rank.items()},
-        groups=groups.groups,
-        world_size=placement.world_size,
-        notes=tuple(dict.fromkeys([*placement.notes, *(note for one in files for note in one.notes)])),
+        groups=groups,
+        world_size=world_size,
+        notes=tuple(dict.fromkeys([*notes, *(note for one in files for note in one.notes)])),
         device_name=_of_device(files, "name", str),
         multiprocessors=_of_device(files, "numSms", int),
         cut=tuple(rank for rank, one in by_rank.items() if one.cut),
@@ -154,8 +146,8 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         unlinked={rank: one.unlinked for rank, one in by_rank.items()},
         lost={rank: one.lost for rank, one in by_rank.items()},
         left_out=left_out,
-        coordinates=mesh.coordinates,
-        axes=mesh.axes,
+        coordinates=coordinates,
+        axes=axes,
         costs={rank: one.work.cost for rank, one in by_rank.items() if one.work.cost is not None},
         began_s=first / 1e9 if first > _EARLIEST_NS else None,
     )
@@ -254,25 +246,16 @@ def _or_null(values: np.ndarray) -> pl.Series:
 
 
 def _gpu_ops(
-    file: RankColumns, rank: int, late_us: float, calls_before: int, groups: Groups, number: int, classes: KernelClasses
+    file: RankColumns,
+    rank: int,
+    late_us: float,
+    calls_before: int,
+    groups: Sequence[str | None],
+    classes: KernelClasses,
 ) -> pl.DataFrame:
     args = file.collectives
-    table = pl.DataFrame(
-        {
-            "collective": [arg.collective for arg in args],
-            "elements": [arg.elements_in for arg in args],
-            "dtype": [arg.dtype for arg in args],
-            "group": groups.name_of[number],
-            "sequence": [arg.sequence for arg in args],
-            "comms_id": [arg.comms_id for arg in args],
-            "source": [arg.source for arg in args],
-            "destination": [arg.destination for arg in args],
-            "sent": [arg.sent for arg in args],
-            "received": [arg.received for arg in args],
-        },
-        schema={name: GPU_OP_SCHEMA[name] for name in _OF_COLLECTIVES},
-        strict=False,
-    )
+    columns = {name: [getattr(arg, ours) for arg in args] for name, ours in _OF_COLLECTIVES.items()} | {"group": groups}
+    table = pl.DataFrame(columns, schema={name: GPU_OP_SCHEMA[name] for name in columns}, strict=False)
     used = np.unique(file.gpu["name"]).tolist()
     class_of = dict(zip(used, map(str, classes.of([file.strings[code] for code in used])), strict=True))
     kernel_class = [class_of.get(code) for code in range(len(file.strings))]
@@ -296,9 +279,10 @@ def _gpu_ops(
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
 
 
-_OF_COLLECTIVES = (
-    "collective", "elements", "dtype", "group", "sequence", "comms_id", "source", "destination", "sent", "received",
-)  # fmt: skip
+#: Columns of collectives -> the names of their arguments.
+_OF_COLLECTIVES = {
+    name: name for name in ("collective", "dtype", "sequence", "comms_id", "source", "destination", "sent", "received")
+} | {"elements": "elements_in"}
 
 
 def _calls(file: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
@@ -390,6 +374,8 @@ def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, str]:
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
+    from tracekit.collectors.importers.published import read_mapping  # few state classes of their own
+
     content = read_mapping(path, "communication: [my_all_reduce]")
     return {
         str(name): [str(one) for one in (many if isinstance(many, list) else [many])] for name, many in content.items()

@@ -269,7 +269,7 @@ def test_the_gradients_of_weights_that_are_put_off_are_ops_of_the_backward():
     result = merged(*(rank(number, rows, mesh=mesh, groups=[GROUP]) for number in range(2)))
     assert ops_of(result, 0, OpKind.BACKWARD_WEIGHT) == [(32, 50)]
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(50, 55)]
-    assert result.ops.other == {}
+    assert result.trace.metadata["collect"]["other"] == {}
 
 
 def test_what_overlaps_on_one_rank_is_one_reduction_on_all():
@@ -305,7 +305,7 @@ def test_collectives_inside_computes_are_counted_there():
     )
     assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == [(0, 2)]
     assert ops_of(result, 0, OpKind.GRADS_REDUCE_SCATTER) == [(31, 35)]
-    assert result.ops.nested == {"all_gather_single@dp": 2}
+    assert result.trace.metadata["collect"]["nested"] == {"all_gather_single@dp": 2}
 
 
 def fsdp(waits):
@@ -404,7 +404,7 @@ def test_a_checkpoint_keeps_its_collectives():
             for late in (0, 8)
         )
     )
-    assert result.ops.nested == {"allgather@dp": 2, "gc": 2}
+    assert result.trace.metadata["collect"]["nested"] == {"allgather@dp": 2, "gc": 2}
     assert ops_of(result, 0, OpKind.PARAMS_ALL_GATHER) == ops_of(result, 0, OpKind.GC) == []
     assert ops_of(result, 0, OpKind.CHECKPOINT) == [(0, 12)]
     assert ops_of(result, 1, OpKind.CHECKPOINT) == [(0, 20)]
@@ -423,7 +423,7 @@ def test_waiting_between_computes_is_nobodys_delay():
     ]
     result = pair(*rows)
     assert ops_of(result, 0, OpKind.HOST_DELAY) == ops_of(result, 1, OpKind.HOST_DELAY) == [(30, 32)]
-    assert result.ops.other["broadcast@dp"]["seconds"] == pytest.approx(0.024)
+    assert result.trace.metadata["collect"]["other"]["broadcast@dp"]["seconds"] == pytest.approx(0.024)
 
 
 def test_the_norm_of_the_gradients_is_one_op():
@@ -449,7 +449,7 @@ def test_the_norm_of_the_gradients_is_one_op():
     result = merged(*ranks)
     assert ops_of(result, 0, OpKind.OPTIMIZER_CLIP_MAIN_GRAD) == [(36, 41)]
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(30, 35)]
-    assert result.ops.nested == {"all_reduce@tp": 2}
+    assert result.trace.metadata["collect"]["nested"] == {"all_reduce@tp": 2}
     assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
@@ -465,7 +465,11 @@ def test_behind_a_reduction_there_is_no_host_delay():
         ]
     )
     assert ops_of(result, 0, OpKind.HOST_DELAY) == []
-    assert result.ops.other["clip"] == {"count": 2, "seconds": pytest.approx(0.008), "host_delays": 0}
+    assert result.trace.metadata["collect"]["other"]["clip"] == {
+        "count": 2,
+        "seconds": pytest.approx(0.008),
+        "host_delays": 0,
+    }
     assert PipelineJob(result.trace).attribution.trust.replay_error == pytest.approx(0)
 
 
@@ -492,7 +496,7 @@ def test_what_an_optimizer_does_before_its_closure_is_host_work():
         ]
     )
     assert ops_of(result, 0, OpKind.HOST_DELAY) == [(0, 12)]
-    assert result.ops.other["optimizer before its closure"]["host_delays"] == 2
+    assert result.trace.metadata["collect"]["other"]["optimizer before its closure"]["host_delays"] == 2
     assert PipelineJob(result.trace).attribution.discrepancy == pytest.approx(0)
 
 
@@ -511,7 +515,7 @@ def test_what_has_no_kind_keeps_its_name():
     )
     assert ops_of(result, 1, OpKind.HOST_DELAY) == [(0, 4)]
     assert ops_of(result, 1, OpKind.CHECKPOINT) == [(31, 33)]
-    assert {name: row["host_delays"] for name, row in result.ops.other.items()} == {
+    assert {name: row["host_delays"] for name, row in result.trace.metadata["collect"]["other"].items()} == {
         "inner": 0,
         "metrics": 0,
         "tokenize": 2,
@@ -548,13 +552,13 @@ def test_a_send_ends_with_its_recv():
     """However late somebody waited for the send."""
     result = pipeline(send=(11, 90), recv=(1, 15, 1))
     assert ops_of(result, 0, OpKind.FORWARD_SEND) == [(11, 15)]
-    assert result.ops.estimated_recvs == result.ops.unmatched_p2p == 0
+    assert result.trace.metadata["collect"]["estimated_recvs"] == result.trace.metadata["collect"]["unmatched_p2p"] == 0
 
 
 def test_a_recv_that_was_there_before_its_wait_is_estimated():
     """Its end is not when somebody looked."""
     result = pipeline(send=(11, 12), recv=(1, 60, 60))
-    assert result.ops.estimated_recvs == 1
+    assert result.trace.metadata["collect"]["estimated_recvs"] == 1
     assert ops_of(result, 1, OpKind.FORWARD_RECV) == [(1, 11)]
 
 
@@ -617,10 +621,10 @@ def test_nobody_waits_for_a_send_that_was_buffered():
 
 def test_clocks_are_corrected_and_violations_counted():
     """A rank whose clock is 5 ms behind receives before the send starts, until its clock is corrected."""
-    assert pipeline(send=(11, 14), recv=(1, 9, 1), host="b").ops.causality_violations == 1
+    assert pipeline(send=(11, 14), recv=(1, 9, 1), host="b").trace.metadata["collect"]["causality_violations"] == 1
     fit = ClockFit(local_ns=0, offset_ns=5 * MS, drift=0.0, uncertainty_ns=1000.0, samples=3)
     corrected = pipeline(send=(11, 14), recv=(1, 9, 1), host="b", clocks={"b": fit})
-    assert corrected.ops.causality_violations == 0
+    assert corrected.trace.metadata["collect"]["causality_violations"] == 0
     assert corrected.trace.metadata["clocks"]["b"]["uncertainty_ns"] == 1000.0
 
 
@@ -685,7 +689,7 @@ def test_a_timer_of_two_transfers_is_two_ops():
         ]
     )
     assert ops_of(result, 1, OpKind.FORWARD_SEND) == ops_of(result, 1, OpKind.BACKWARD_RECV) == [(10, 14)]
-    assert result.ops.other == {}
+    assert result.trace.metadata["collect"]["other"] == {}
 
 
 def meeting(arrives, released, *, flags=Flag.BLOCKING, name="broadcast"):
@@ -800,8 +804,8 @@ def test_a_collection_inside_an_optimizer_is_part_of_it():
     )
     assert ops_of(result, 0, OpKind.GC) == ops_of(result, 0, OpKind.ALL_REDUCE) == []
     assert ops_of(result, 0, OpKind.OPTIMIZER) == [(30, 60)]
-    assert result.ops.nested == {"gc": 2}
-    assert result.ops.other["allreduce@dp"]["count"] == 2
+    assert result.trace.metadata["collect"]["nested"] == {"gc": 2}
+    assert result.trace.metadata["collect"]["other"]["allreduce@dp"]["count"] == 2
 
 
 def test_a_reduction_ends_before_the_optimizer_that_waited_for_it():

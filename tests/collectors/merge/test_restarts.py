@@ -7,7 +7,6 @@ import pytest
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.merge import SEGMENTS, MergedAttempt, merge_run, segments_of_jobs, trace_of_segments
-from tracekit.collectors.merge.ops import OpReport
 from tracekit.collectors.merge.placement import Placement
 from tracekit.trace.facts import STEP_VALUES, step_values
 
@@ -21,8 +20,7 @@ def attempt(number, *, ranks=2, host="node-1", program=("train.py",), numbered_f
         step_starts={step + numbered_from: 1000.0 * number + step for step in range(steps)},
         metadata={"attempt": number, "hosts": {str(rank): host for rank in range(ranks)}, "dropped_records": 1},
     )
-    report = OpReport(moved.ops.height, {}, {}, 0, 0, 0)
-    return MergedAttempt(moved, (), Placement(moved.layout, {}, "test"), report, tuple(program))
+    return MergedAttempt(moved, (), Placement(moved.layout, {}, "test"), tuple(program))
 
 
 def test_only_attempts_alike_are_one_job():

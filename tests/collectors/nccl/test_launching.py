@@ -12,6 +12,7 @@ import pytest
 
 from tests.collectors.conftest import contradictions, several
 from tests.handmade import read_any
+from tracekit.collectors.launch import record
 from tracekit.collectors.nccl import launching
 from tracekit.collectors.nccl.rings import operations, read_ring
 from tracekit.collectors.record.wire_format import DEFAULT_MASK
@@ -28,22 +29,20 @@ def test_the_default_mask_is_what_the_documents_say():
 def test_events_are_named_or_numbered():
     """As people say them, or as NCCL's documents write them."""
     masks = {"coll,p2p,kernel": 0x46, "coll": 0x02, "proxy": 0x18, "0x46": 0x46, "70": 0x46}
-    assert {text: launching.parse_mask(text) for text in masks} == masks
+    assert {text: record.parse_mask(text) for text in masks} == masks
 
 
 def test_unknown_events_are_refused():
     """With what is known."""
     for text, message in (("coll,gpu", "'gpu' is not an NCCL event"), ("0x80", "expected bits"), ("0", "0")):
         with pytest.raises(ValueError, match=message):
-            launching.parse_mask(text)
+            record.parse_mask(text)
 
 
 def test_a_users_plugin_stays(monkeypatch):
     """NCCL takes one; theirs was there first."""
-    setup = launching.prepare_nccl({"NCCL_PROFILER_PLUGIN": "/their/plugin.so"})
-    assert not setup.plugged
-    assert setup.environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
-    (warning,) = setup.warnings
+    environment, (warning,) = launching.prepare_nccl({"NCCL_PROFILER_PLUGIN": "/their/plugin.so"})
+    assert environment == {"NCCL_PROFILER_PLUGIN": "/their/plugin.so"}
     assert warning.startswith("NCCL_PROFILER_PLUGIN=/their/plugin.so is already set")
 
 
@@ -57,18 +56,17 @@ def test_a_users_plugin_stays(monkeypatch):
 def test_without_a_plugin_that_nccl_can_load_the_rest_is_recorded(spec, why, monkeypatch):
     """The environment is as it was."""
     monkeypatch.setattr(launching, "find_spec", lambda _: spec)
-    setup = launching.prepare_nccl({"A": "b"})
-    assert (setup.plugged, setup.environment) == (False, {"A": "b"})
-    (warning,) = setup.warnings
+    environment, (warning,) = launching.prepare_nccl({"A": "b"})
+    assert environment == {"A": "b"}
     assert warning.startswith("--nccl records nothing, the rest is recorded: ")
     assert why in warning
 
 
 def test_nccl_and_the_ranks_are_told_where_the_plugin_is():
     """And which events."""
-    setup = launching.prepare_nccl({}, 0x02)
+    environment, _ = launching.prepare_nccl({}, 0x02)
     path = str(launching.find_plugin())
-    assert setup.environment == {
+    assert environment == {
         "NCCL_PROFILER_PLUGIN": path,
         "TRACEKIT_NCCL_PLUGIN": path,
         "TRACEKIT_NCCL_MASK": "0x2",

@@ -89,7 +89,7 @@ def rig(monkeypatch):
         cuda, sink.add, lambda _: None, opened=session.device_opened, failed=session.device_failed, host_clock=host
     )
     clock.owns = lambda tensor: tensor is not None
-    session.use_device(clock, types.SimpleNamespace(describe=lambda _: None, begin=lambda: None))
+    session.use_device(clock, lambda _: types.SimpleNamespace(begin=lambda: None))
     clock.tick()
     collectives = SessionCollectives(session)
     hooks = CollectiveHooks(collectives, ReducerHooks(collectives))

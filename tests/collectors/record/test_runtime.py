@@ -1,5 +1,6 @@
 """What runs in the training process: light imports, spans, patches, Megatron's own words."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -179,6 +180,25 @@ def test_the_control_file_changes_the_schedule(tmp_path, capfd, monkeypatch):
         follower.look()
     assert applied == [RecordingSchedule(first_step=7), RecordingSchedule(last_step=9, every=3, length=2)]
     assert capfd.readouterr().err.count("control.json: ") == 3
+
+
+def test_a_file_that_could_not_be_read_is_read_later_and_reported_once(tmp_path, monkeypatch):
+    """As on a shared folder that fails for a moment: the version counts as news until it has been read."""
+    monkeypatch.setattr(small_file, "FOLLOWING_PERIOD_S", 0)
+    file = tmp_path / "control.json"
+    file.write_text("{}")
+    followed, read = small_file.FollowedFile(file), small_file.read_small
+
+    def fails(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(small_file, "read_small", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        followed.new_content()
+    assert followed.new_content() is None
+    monkeypatch.setattr(small_file, "read_small", read)
+    assert followed.new_content() == b"{}"
+    assert followed.new_content() is None
 
 
 #: What is no schedule, in the place of one -> what the line says.

@@ -78,7 +78,7 @@ def test_what_is_no_number_is_reported_once_and_later_ones_are_kept(loop, monkey
             raise RuntimeError("no")
 
     said = []
-    monkeypatch.setattr("tracekit.collectors.record.spans.warn", said.append)
+    monkeypatch.setattr("tracekit.collectors.record.session.warn", said.append)
     loop.sink.first_of_all_ranks = lambda _: True
     for value in (OnGpu(), Rude(), math.nan, "7", 10**400, 10**5000, -1, -math.inf):
         loop.session.log({"tokens": value})

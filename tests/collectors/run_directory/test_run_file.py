@@ -11,7 +11,7 @@ from benchmarks.writtenrun import WrittenRun
 from tracekit.base.errors import FormatError
 from tracekit.collectors.record.wire_format import attempt_directory
 from tracekit.collectors.run_directory.follow import AttemptFollower
-from tracekit.collectors.run_directory.segments import LaunchedRun, read_run
+from tracekit.collectors.run_directory.segments import LaunchedOptions, LaunchedRun, read_run
 from tracekit.collectors.run_directory.steering import current_schedule
 
 OPTIONS = {"first_step": 1, "last_step": None, "every": 1, "length": 1}
@@ -20,7 +20,7 @@ RIGHT = {"command": ["train"], "options": OPTIONS}
 
 def test_the_record_of_a_run_is_read(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RIGHT | {"started_ns": 5, "further": [1]}))
-    assert read_run(tmp_path) == LaunchedRun(("train",), 1, 5, None)
+    assert read_run(tmp_path) == LaunchedRun(("train",), LaunchedOptions(1), 5)
 
 
 @pytest.mark.parametrize(

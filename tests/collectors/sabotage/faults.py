@@ -70,9 +70,8 @@ def import_fails(module, error):
 
 #: Modules that are imported when the training begins; what the first ones lack, the others do as well.
 MODULES = (
-    *("session", "install", "control", "hooks_reducer", "callbacks", "collectives", "compiling", "device"),
-    *("evaluation", "gpu_state", "guard", "hooks_comm", "hooks_compute", "hooks_deepspeed", "hooks_functional"),
-    *("hooks_host", "host_state", "nccl", "nvml", "run_queue", "sampler"),
+    *("session", "install", "process_facts", "machine_state", "device"),
+    *("collectives", "hooks_comm", "hooks_compute", "hooks_host"),
 )
 for name in MODULES:
     FAULTS[f"import-of-{name}"] = import_fails(name, ImportError(f"no module {name}"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from _tracekit_recorder.collectors.record import host_state
+from _tracekit_recorder.collectors.record import machine_state
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,7 +44,7 @@ def count() -> None:
 
 group.mkdir()
 (group / "cpu.pressure").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n")
-host_state.cgroup_folders = lambda: [group]
+machine_state.cgroup_folders = lambda: [group]
 options = json.loads(os.environ["TRACEKIT_COLLECT_OPTIONS"])
 os.environ["TRACEKIT_COLLECT_OPTIONS"] = json.dumps({**options, "host_sample_s": 0.1})
 counting = threading.Thread(target=count)
