@@ -24,7 +24,7 @@ from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import encodable, printable
 from tracekit.costs.claimed import team_of
 from tracekit.fleet.sources import Fetched, fetched
-from tracekit.fleet.study import Study, result_name, write_result
+from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, exclusions_of, frame, usable_start
 from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.report.conclusions import Culprit, Finding, Fix
@@ -84,7 +84,7 @@ def _analysed(task: Task, local: Fetched, study: Study, outcome: TaskOutcome, be
         rows = {"exclusions": exclusion_rows(local.digest, task.analysis, [Exclusion(rule, _short(reason))])}
     analysed = _Clock.now()
     try:
-        write_result(study.contained, result_name(local.digest, task.analysis), rows)
+        study.write_result(local.digest, task.analysis, rows)
     except (OSError, OutputError, UnsafeFileError) as error:
         return replace(outcome, digest=None, stamp="", rule=str(Rule.NOT_STORED), reason=_reason(error))
     written = _Clock.now()
