@@ -186,7 +186,6 @@ def _loss_of(cause: Finding) -> LossKind | None:
 
 
 def _planned_part(cause: Finding) -> BillPart | None:
-    """The part of the planned work that a cause consists of."""
     if _loss_of(cause) is None:
         return None
     detector = detector_of(cause.kind)

@@ -184,7 +184,6 @@ def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) ->
 
 
 def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, stated: bool) -> dict[str, Any]:
-    """Return the figures of a job, whatever its source."""
     verdict, workers, about = report.verdict, _worker_rows(report), report.job
     return {
         "kind": about.source,
@@ -214,7 +213,6 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
 
 
 def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
-    """Return the figures that only pipelines have."""
     layout, coverage = report.job.layout, report.coverage
     if not layout or not coverage:
         return {}
@@ -234,8 +232,8 @@ def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
 
 
 def _worker_rows(report: Report) -> list[OfWorker | OfRank]:
-    """The workers of a pipeline by place, the ranks of another job; none of post-training."""
-    if report.what_if:
+    """The workers of a pipeline by place, the ranks of another job; none of post-training, whose rows are by phase."""
+    if report.job.basis:
         return []
     return [*sorted(report.by_worker or (), key=lambda row: row.worker), *(report.by_rank or ())]
 
@@ -315,7 +313,6 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What the free metadata says about the job, as far as it is valid."""
     texts = {
         "name": name,
         "team": team_of(metadata),

@@ -1,10 +1,10 @@
 """The folder of a study, and a run, which analyses every new or changed source and builds the tables.
 
-STUDY/tracekit-study           says that this folder is a study
-STUDY/<table>/part-?.parquet   the tables (`study_tables`) in 16 parts, by the first digit of a job's digest
-STUDY/.run/seen.jsonl          which content each source had, a line as each is done
-STUDY/.run/results/            rows of jobs that are not in the tables yet, a file for each trace
-STUDY/.run/lock                locked while a run is under way
+    STUDY/tracekit-study           says that this folder is a study
+    STUDY/<table>/part-?.parquet   the tables (`study_tables`) in 16 parts, by the first digit of a job's digest
+    STUDY/.run/seen.jsonl          which content each source had, a line as each is done
+    STUDY/.run/results/            rows of jobs that are not in the tables yet, a file for each trace
+    STUDY/.run/lock                locked while a run is under way
 
 Every file is replaced whole. Tables are made of results and of the previous tables, so an interrupted step can be
 repeated; results are removed only once they are in the tables. The same sources make the same bytes, regardless of
@@ -269,7 +269,6 @@ class Study:
 
 
 def _name(table: str, part: str) -> str:
-    """The name of the file of a part of a table, below the folder of the study."""
     return f"{table}/part-{part}.parquet"
 
 
@@ -290,7 +289,6 @@ def _first_source(now: Mapping[str, str]) -> dict[str, str]:
 
 
 def _failures(outcomes: list[TaskOutcome]) -> pl.DataFrame:
-    """The rows of sources without a content."""
     columns = {
         "source": [one.url for one in outcomes],
         "rule": [one.rule for one in outcomes],

@@ -152,12 +152,10 @@ def _files_of_jobs(folder: Folder) -> list[str]:
 
 
 def _unnamed(catalogue: Catalogue, folder: Folder) -> list[str]:
-    """The names of files of jobs that no window names."""
     return sorted(set(_files_of_jobs(folder)) - folder.named_files(catalogue).keys())
 
 
 def _damaged_hangs(store: Store) -> dict[str, StoreError]:
-    """Problems with reports on hangs, by the names of their files."""
     problems = dict[str, StoreError]()
     with suppress(UnsafeFileError):
         for name in hang_files(store.path):
