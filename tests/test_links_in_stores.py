@@ -24,8 +24,8 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import UnsafeFileError
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study_tables import STUDY_VERSION
-from tracekit.live.code_lines import where_traceback_is
 from tracekit.live.receivers import DeliveryLog
+from tracekit.live.run import where_traceback_is
 from tracekit.store import Incoming, Store
 from tracekit.store.incidents import IncidentChange
 

@@ -74,7 +74,7 @@ def test_windows_incidents_and_messages_speak_of_time_that_is_lost(tmp_path: Pat
     check(store.path)
     incidents = store.incidents()
     changes = Changes({"live": store.history("live").to_dicts()}, opened=incidents[:1], closed=incidents[1:])
-    texts = [*lines(changes), text_message(incidents[:1], incidents[1:], "")["text"]]
+    texts = [*lines(changes), text_message(incidents[:1], incidents[1:], "")]
     assert not [text for text in texts if FORBIDDEN.search(text)]
     # 0.2 s of 0.51 s.
     assert "39.2% lost, straggler: rank 3 on node-d" in texts[0]

@@ -51,7 +51,6 @@ def advised(store: Store, name: str, run: RunVerdict) -> RunVerdict:
 
 
 def _advice(cause: RunCause, report: Report | None) -> str | None:
-    """What the report on a window says to do about a cause."""
     if report is None:
         return None
     for position, account in enumerate(report.answer.accounts):
@@ -191,7 +190,6 @@ def _length_s(row: Mapping[str, Any], costs: ClaimedCosts | str) -> float:
 
 
 def _unknown(row: Mapping[str, Any]) -> str:
-    """Why nobody knows what the mean step of a window goes to."""
     return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
 
 

@@ -250,7 +250,6 @@ def _work(records: pl.DataFrame) -> pl.DataFrame:
 
 
 def _costs(recording: AttemptRecording, first_step: int, clocks: Mapping[str, ClockFit]) -> ClaimedCosts | str:
-    """What the mean step of an attempt loses, or why that is unknown."""
     try:
         merged = merge_attempt(recording, name="", first_step=first_step, clocks=clocks)
     except TracekitError as error:

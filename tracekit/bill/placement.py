@@ -130,7 +130,6 @@ def _still_watched_s(row: Row, ends_s: float) -> float:
 
 
 def _notes(rows: Sequence[Row], dated: Sequence[bool]) -> Iterator[str]:
-    """Yield a line about the windows whose clocks are wrong."""
     pairs = zip(rows, dated, strict=True)
     wrong = [row["number"] for row, is_dated in pairs if row["started_at"] is not None and not is_dated]
     if wrong:

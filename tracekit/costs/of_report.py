@@ -186,7 +186,6 @@ def _loss_of(cause: Finding) -> LossKind | None:
 
 
 def _planned_part(cause: Finding) -> BillPart | None:
-    """The part of the planned work that a cause consists of."""
     if _loss_of(cause) is None:
         return None
     detector = detector_of(cause.kind)
@@ -255,28 +254,22 @@ def shown_useful(report: Report, losses: dict[LossKind, float], others: tuple[Cl
     lack = next((lack for lack in report.lacks if lack.fact is Fact.COMPUTE), None)
     if lack is not None:
         return (*others, (BillPart.UNKNOWN, lack.why, ALL))
-    match report.job.source:
-        case "recording":
-            return _of_recording(report, losses, others)
-        case "rl":
-            return _of_post_training(report, losses, others)
-        case _:
-            return _of_ops(report, others)
-
-
-def _of_ops(report: Report, others: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """Of pipelines and op traces, whose ops are the work: all but the delays between ops."""
+    if report.gpu_of_ranks:
+        return _computed(report, losses, others)
+    if report.job.basis:
+        return _generated(report, losses, others)
+    # The ops are the work: all is useful but the delays between ops.
     delays_s = max(report.trust.unexplained or 0.0, 0.0) * report.step_time_s.original
     return (*others, (BillPart.UNKNOWN, "launch delays without a cause", delays_s), USEFUL)
 
 
-def _of_recording(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """Of a recording of GPUs, the time in which they compute; the median rank, as a straggler computes more."""
+def _computed(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """The time in which GPUs compute: of the median rank, as a straggler computes more."""
     gpus = report.gpu_of_ranks
     wasted_s = losses.get(LossKind.COMPUTE, 0.0) + sum(
         seconds for part, _, seconds in others if part is BillPart.COMPUTE
     )
-    computed_s = max(median(map(_computed_s, gpus)) - wasted_s, 0.0) if gpus else 0.0
+    computed_s = max(median(map(_computed_s, gpus)) - wasted_s, 0.0)
     exposed_s = max(report.verdict.exposed_communication_s or 0.0, 0.0)
     if LossKind.COMMUNICATION in losses or any(part is BillPart.COMMUNICATION for part, *_ in others):
         exposed_s = 0.0
@@ -301,8 +294,8 @@ def _computed_s(gpu: GpuInReport) -> float:
     return min(kernels_s, gpu.busy_s)
 
 
-def _of_post_training(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """Of trajectories, what engines decode; a log says how long phases last, not what GPUs do in them."""
+def _generated(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
+    """What engines decode, as trajectories show; a log says how long phases last, not what GPUs do in them."""
     decoded_s = 0.0
     if report.job.basis == "trajectories":
         inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)

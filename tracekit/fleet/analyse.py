@@ -24,7 +24,7 @@ from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import encodable, printable
 from tracekit.costs.claimed import team_of
 from tracekit.fleet.sources import Fetched, fetched
-from tracekit.fleet.study import Study, result_name, write_result
+from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, exclusions_of, frame, usable_start
 from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.report.conclusions import Culprit, Finding, Fix
@@ -84,7 +84,7 @@ def _analysed(task: Task, local: Fetched, study: Study, outcome: TaskOutcome, be
         rows = {"exclusions": exclusion_rows(local.digest, task.analysis, [Exclusion(rule, _short(reason))])}
     analysed = _Clock.now()
     try:
-        write_result(study.contained, result_name(local.digest, task.analysis), rows)
+        study.write_result(local.digest, task.analysis, rows)
     except (OSError, OutputError, UnsafeFileError) as error:
         return replace(outcome, digest=None, stamp="", rule=str(Rule.NOT_STORED), reason=_reason(error))
     written = _Clock.now()
@@ -184,7 +184,6 @@ def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) ->
 
 
 def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, stated: bool) -> dict[str, Any]:
-    """Return the figures of a job, whatever its source."""
     verdict, workers, about = report.verdict, _worker_rows(report), report.job
     return {
         "kind": about.source,
@@ -214,7 +213,6 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
 
 
 def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
-    """Return the figures that only pipelines have."""
     layout, coverage = report.job.layout, report.coverage
     if not layout or not coverage:
         return {}
@@ -234,8 +232,8 @@ def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
 
 
 def _worker_rows(report: Report) -> list[OfWorker | OfRank]:
-    """The workers of a pipeline by place, the ranks of another job; none of post-training."""
-    if report.what_if:
+    """The workers of a pipeline by place, the ranks of another job; none of post-training, whose rows are by phase."""
+    if report.job.basis:
         return []
     return [*sorted(report.by_worker or (), key=lambda row: row.worker), *(report.by_rank or ())]
 
@@ -315,7 +313,6 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What the free metadata says about the job, as far as it is valid."""
     texts = {
         "name": name,
         "team": team_of(metadata),

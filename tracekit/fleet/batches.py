@@ -201,7 +201,6 @@ class _Whole:
                 self.answers.append(answer)
 
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
-        """One task for each batch."""
         most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in some) for some in batches]
         unfinished = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):

@@ -82,7 +82,6 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
 
 
 def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
-    """The rows of these jobs."""
     return rows.filter(pl.col("job").is_in(jobs.implode()))
 
 

@@ -1,10 +1,10 @@
 """The folder of a study, and a run, which analyses every new or changed source and builds the tables.
 
-STUDY/tracekit-study           says that this folder is a study
-STUDY/<table>/part-?.parquet   the tables (`study_tables`) in 16 parts, by the first digit of a job's digest
-STUDY/.run/seen.jsonl          which content each source had, a line as each is done
-STUDY/.run/results/            rows of jobs that are not in the tables yet, a file for each trace
-STUDY/.run/lock                locked while a run is under way
+    STUDY/tracekit-study           says that this folder is a study
+    STUDY/<table>/part-?.parquet   the tables (`study_tables`) in 16 parts, by the first digit of a job's digest
+    STUDY/.run/seen.jsonl          which content each source had, a line as each is done
+    STUDY/.run/results/            rows of jobs that are not in the tables yet, a file for each trace
+    STUDY/.run/lock                locked while a run is under way
 
 Every file is replaced whole. Tables are made of results and of the previous tables, so an interrupted step can be
 repeated; results are removed only once they are in the tables. The same sources make the same bytes, regardless of
@@ -41,7 +41,8 @@ from tracekit.sources.registry import STUDY_MARK
 
 PARTS = "0123456789abcdef"
 _ROW_GROUP = 1 << 17
-_LOCK, _SEEN = ".run/lock", ".run/seen.jsonl"
+_LOCK, _SEEN, _RESULTS = ".run/lock", ".run/seen.jsonl", ".run/results"
+_SUFFIX, _UNFINISHED = ".result", ".unfinished"
 _MARK_TEXT = json.dumps({"study_version": STUDY_VERSION, "made_by": "tracekit fleet run"}) + "\n"
 
 
@@ -67,7 +68,7 @@ class Study:
     @property
     def unfinished(self) -> bool:
         """True if a run left results that are not in the tables, or is under way."""
-        return bool(self.contained.files(RESULTS))
+        return bool(self.contained.files(_RESULTS))
 
     def check(self) -> None:
         """Raise StudyError if there is no study that this tracekit can read."""
@@ -112,7 +113,7 @@ class Study:
 
     def has(self, digest: str, analysis: str) -> bool:
         """True if a content has been analysed, in the tables or not."""
-        if self.contained.status(result_name(digest, analysis)) is not None:
+        if self.contained.status(_result_name(digest, analysis)) is not None:
             return True
         own = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
         parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
@@ -124,7 +125,7 @@ class Study:
     def analysed(self, analysis: str) -> set[str]:
         """The contents that have been analysed, in the tables or not."""
         wanted = pl.col("analysis") == analysis
-        done = {digest for digest, _ in waiting(self.contained, analysis)}
+        done = {digest for digest, _ in self._waiting(analysis)}
         for table in ("jobs", "exclusions"):
             done |= set(self.table(table).filter(wanted).select("job").drop_nulls().collect()["job"])
         return done
@@ -142,7 +143,7 @@ class Study:
     # ---- writing
 
     @contextmanager
-    def running(self, analysis: str) -> Iterator[SeenLog]:
+    def running(self, analysis: str) -> Iterator[None]:
         """The one run of this study. Raises StudyError if there is another, or the folder is something else."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -151,7 +152,7 @@ class Study:
             for folder in (".run", *TABLES):
                 for line in self.contained.unsafe(folder, deep=True):
                     raise UnsafeFileError(line)
-            self.contained.make_folder(RESULTS)
+            self.contained.make_folder(_RESULTS)
             with open(self.contained.open(_LOCK, os.O_RDWR | os.O_CREAT), "rb") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -160,10 +161,50 @@ class Study:
                 if self.contained.status(STUDY_MARK) is None:
                     self._put(STUDY_MARK, _MARK_TEXT.encode())
                 self.check()
-                list(waiting(self.contained, analysis))  # removes unfinished results and those of another analysis
-                yield SeenLog(self.contained)
+                list(self._waiting(analysis))  # removes unfinished results and those of another analysis
+                yield
         except OSError as error:
             raise _cannot_write(self.path, error) from None
+
+    def note_seen(self, source: StudySource, outcome: TaskOutcome) -> None:
+        """Note the content of a source, so that a run after a killed one need not read it again. Raises OSError."""
+        if outcome.digest is not None:
+            self.contained.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
+
+    def write_result(self, digest: str, analysis: str, rows: Mapping[str, pl.DataFrame]) -> None:
+        """Write the rows of a job that are not in the tables yet. Raises OSError, and then leaves nothing behind."""
+
+        def write(file: BinaryIO) -> None:
+            with zipfile.ZipFile(file, "w") as archive:
+                for table, of_table in rows.items():
+                    held = io.BytesIO()
+                    of_table.write_ipc(held, compression="zstd")
+                    archive.writestr(table, held.getvalue())
+
+        name = _result_name(digest, analysis)
+        self.contained.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
+
+    def _result(self, name: str) -> dict[str, pl.DataFrame] | None:
+        """The rows of a job; None if the file is damaged, which also removes it."""
+        try:
+            # It checks the CRC of every member.
+            with self.contained.reading(name) as file, zipfile.ZipFile(file) as archive:
+                rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
+        except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
+            rows = {"": pl.DataFrame()}
+        if any(table not in TABLES or of_table.schema != TABLES[table] for table, of_table in rows.items()):
+            self.contained.remove(name)
+            return None
+        return rows
+
+    def _waiting(self, analysis: str) -> Iterator[tuple[str, str]]:
+        """Digest and name of every result of this analysis, in order. Removes those of others and unfinished ones."""
+        for name in self.contained.files(_RESULTS):
+            digest, _, rest = name.partition("-")
+            if rest == f"{analysis}{_SUFFIX}":
+                yield digest, f"{_RESULTS}/{name}"
+            else:
+                self.contained.remove(f"{_RESULTS}/{name}")
 
     def fold(self, analysis: str, failed: Mapping[str, TaskOutcome], tried: set[str]) -> None:
         """Put all results into the tables, then remove them. Raises OutputError.
@@ -172,7 +213,7 @@ class Study:
         """
         before = {row["source"]: row["job"] for row in self.read("sources").to_dicts()}
         now = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
-        results = dict(waiting(self.contained, analysis))
+        results = dict(self._waiting(analysis))
         wanted = set(now.values())
         dropped = set(before.values()) - wanted
         first = _first_source(now)
@@ -194,8 +235,7 @@ class Study:
 
     def _fold_part(self, part: str, results: Mapping[str, str], wanted: set[str]) -> list[pl.DataFrame]:
         """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
-        study = self.contained
-        read = {digest: rows for digest, name in results.items() if (rows := read_result(study, name)) is not None}
+        read = {digest: rows for digest, name in results.items() if (rows := self._result(name)) is not None}
         keep = pl.col("job").is_in(list(wanted - read.keys()))
         for table, schema in BY_JOB.items():
             old = [pl.read_parquet(path, glob=False).filter(keep) for path in self._parts(table, part)]
@@ -228,21 +268,12 @@ class Study:
         self._put(_SEEN, b"".join(lines))
 
 
-class SeenLog:
-    """The file to which a line is added as each source is done, so that a killed run need not read it again."""
-
-    def __init__(self, study: Contained) -> None:
-        self._study = study
-
-    def add(self, source: StudySource, outcome: TaskOutcome) -> None:
-        """Note the content of a source. Raises OSError."""
-        if outcome.digest is not None:
-            self._study.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
-
-
 def _name(table: str, part: str) -> str:
-    """The name of the file of a part of a table, below the folder of the study."""
     return f"{table}/part-{part}.parquet"
+
+
+def _result_name(digest: str, analysis: str) -> str:
+    return f"{_RESULTS}/{digest}-{analysis}{_SUFFIX}"
 
 
 def _line(url: str, stamp: str, digest: str) -> bytes:
@@ -258,7 +289,6 @@ def _first_source(now: Mapping[str, str]) -> dict[str, str]:
 
 
 def _failures(outcomes: list[TaskOutcome]) -> pl.DataFrame:
-    """The rows of sources without a content."""
     columns = {
         "source": [one.url for one in outcomes],
         "rule": [one.rule for one in outcomes],
@@ -272,53 +302,6 @@ def _cannot_write(path: Path, error: OSError) -> OutputError:
     return OutputError(
         f"{path}: cannot be written: {error.strerror or error}; make room or correct permissions, and run again"
     )
-
-
-#: Where the results are, below the folder of a study.
-RESULTS = ".run/results"
-_SUFFIX = ".result"
-_UNFINISHED = ".unfinished"
-
-
-def result_name(digest: str, analysis: str) -> str:
-    """The name of the result for a content, below the folder of the study."""
-    return f"{RESULTS}/{digest}-{analysis}{_SUFFIX}"
-
-
-def write_result(study: Contained, name: str, rows: Mapping[str, pl.DataFrame]) -> None:
-    """Write the rows of a job. Raises OSError, and then leaves nothing behind."""
-
-    def write(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            for table, frame in rows.items():
-                held = io.BytesIO()
-                frame.write_ipc(held, compression="zstd")
-                archive.writestr(table, held.getvalue())
-
-    study.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
-
-
-def read_result(study: Contained, name: str) -> dict[str, pl.DataFrame] | None:
-    """The rows of a job; None if the file is damaged, which also removes it."""
-    try:
-        with study.reading(name) as file, zipfile.ZipFile(file) as archive:  # checks the CRC of every member
-            rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
-    except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
-        rows = {"": pl.DataFrame()}
-    if any(table not in TABLES or frame.schema != TABLES[table] for table, frame in rows.items()):
-        study.remove(name)
-        return None
-    return rows
-
-
-def waiting(study: Contained, analysis: str) -> Iterator[tuple[str, str]]:
-    """Digest and name of every result of this analysis, in order. Removes results of others and unfinished files."""
-    for name in study.files(RESULTS):
-        digest, _, rest = name.partition("-")
-        if rest == f"{analysis}{_SUFFIX}":
-            yield digest, f"{RESULTS}/{name}"
-        else:
-            study.remove(f"{RESULTS}/{name}")
 
 
 #: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
@@ -374,10 +357,10 @@ def run_study(
 ) -> RunSummary:
     """Analyse what is new or changed, and build the tables. Raises StudyError, OutputError."""
     analysis = analysis_version()
-    with study.running(analysis) as log:
+    with study.running(analysis):
         seen, done = study.seen(), study.analysed(analysis)
         todo = [source for source in sources if not _is_done(source, seen, done)]
-        outcomes = _analyse(study, todo, executor, analysis, log, progress)
+        outcomes = _analyse(study, todo, executor, analysis, progress)
         failed = {one.url: one for one in outcomes if one.rule is not None}
         if outcomes or study.unfinished:
             study.fold(analysis, failed, {source.url for source in todo})
@@ -390,7 +373,7 @@ def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[st
 
 
 def _analyse(
-    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, log: SeenLog, progress: Progress
+    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
 ) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
     of_url = {source.url: source for source in todo}
@@ -400,7 +383,7 @@ def _analyse(
     for last in (False, True):
         again = []
         for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
-            log.add(of_url[outcome.url], outcome)
+            study.note_seen(of_url[outcome.url], outcome)
             if outcome.died and not last:
                 again.append(outcome.url)
                 continue

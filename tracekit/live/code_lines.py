@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -19,16 +18,14 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from tracekit.base.contained import Contained
-from tracekit.base.errors import StoreError, TracekitError, UnsafeFileError
-from tracekit.base.text import code_name, encodable
+from tracekit.base.errors import StoreError
+from tracekit.base.text import code_name
 from tracekit.collectors.record.small_file import MOST_DUMP_BYTES, read_small, write_whole
 from tracekit.collectors.record.wire_format import STACK_REQUEST, STACK_SAMPLES_SUFFIX, StackRequest, rank_stem
 from tracekit.report.conclusions import CauseInWords
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import Report
 from tracekit.store import Store
-from tracekit.store.folder import WATCH_ERRORS
 
 #: Samples of each rank, and how many steps they cover, if these take so many seconds.
 SAMPLES, STEPS = 200, 4
@@ -167,7 +164,7 @@ class LineAsker:
             self._question = LineQuestion.ask(attempt, new[0], findings.report, healthy) if new else None
         except (OSError, StoreError) as error:
             self._off = True
-            self._tell(f"ranks are not asked for lines of code: {one_line(error)}")
+            self._tell(f"ranks are not asked for lines of code: {error}")
 
     def waits(self, *, at_end: bool = False) -> bool:
         """Whether answers are still missing. `at_end`: the job has ended, and nobody answers any more."""
@@ -205,33 +202,3 @@ def _line_apart(slow: StackSamples, peers: Collection[StackSamples], share: floa
         return None
     ours = [line for line, more in excess.items() if more >= _MOST_OF_IT * largest]
     return max(ours, key=lambda line: (not any(mark in line.file for mark in _LIBRARIES), line.depth))
-
-
-#: Size at which the file is restarted, bytes.
-MOST_BYTES = 1_000_000
-
-
-def one_line(error: Exception) -> str:
-    """Format an error in one line, with its type unless it is one of tracekit's own or of the system."""
-    text = encodable(" ".join(str(error).split()))
-    return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
-
-
-def where_traceback_is(store: Path, title: str, error: Exception) -> str:
-    """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
-    if isinstance(error, TracekitError):
-        return ""
-    folder = Contained(store)
-    lines = [
-        f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} {title}\n",
-        *traceback.format_exception(error),
-        "\n",
-    ]
-    try:
-        status = folder.status(WATCH_ERRORS)
-        if status is not None and status.st_size > MOST_BYTES:
-            folder.remove(WATCH_ERRORS)
-        folder.append(WATCH_ERRORS, "".join(lines).encode(errors="backslashreplace"))
-    except (OSError, UnsafeFileError):
-        return ""
-    return f" (traceback in {store / WATCH_ERRORS})"

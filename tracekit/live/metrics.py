@@ -217,8 +217,8 @@ class WatchMetrics(Collector):
                 ("late_records", "Records of steps that were stored before", "", {"": counts.late_records}),
             ]
         if notifier is not None:
-            sent = {name: getattr(notifier.counts, name) for name in ("sent", "failed", "dropped")}
-            figures.append(("notifications", "Messages to --notify, by what became of them", "outcome", sent))
+            says = "Messages to --notify, by what became of them"
+            figures.append(("notifications", says, "outcome", notifier.counts))
         for name, says, label, values in figures:
             family = CounterMetricFamily(f"tracekit_watch_{name}", says, labels=[label] if label else [])
             for value, count in values.items():

@@ -50,7 +50,6 @@ class LivePostTraining(LiveRun):
         return True
 
     def _poll(self) -> None:
-        """Read the whole recording again if it has grown."""
         path, now_s = self.options.directory, time.monotonic()
         files = path.glob("*.jsonl") if path.is_dir() else [path]
         sizes = {file: size for file in sorted(files) if (size := file.stat().st_size)}

@@ -23,7 +23,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -38,6 +37,8 @@ from tracekit.live.incident_words import advice, incident_texts, lasted, page_of
 from tracekit.store import Incident, Store
 from tracekit.store.folder import TOLD
 
+#: Limit of waiting items; beyond it, the oldest is dropped.
+MOST_WAITING = 100
 #: Limit of opened and of closed incidents in a message; the costliest are kept.
 MOST_TOLD = 20
 #: How often a message is tried; the delay after the first failure, seconds, which doubles each time, and its limit.
@@ -47,17 +48,9 @@ ANSWER_TIMEOUT_S = 10.0
 #: The host whose webhooks are for people.
 _SLACK = "hooks.slack.com"
 
+_Item = TypeVar("_Item")
 #: The content of a message: number of each incident, and "opened" or "closed".
 Keys = Sequence[tuple[int, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Counts of sent, failed and dropped messages."""
-
-    sent: int = 0
-    failed: int = 0
-    dropped: int = 0
 
 
 class Notifier:
@@ -79,7 +72,6 @@ class Notifier:
         self._sent = self._failed = 0
         self.problem: str | None = None
         self._page = page
-        self._content = message if self._elsewhere is None else text_message
         who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
         self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
@@ -90,12 +82,12 @@ class Notifier:
         self._told: str | None = None
         self._asked_s = 0.0
         self._arrived = arrived
-        self._outbox = Outbox[tuple[bytes, Keys]](self._deliver, "tracekit-notify")
+        self._outbox = Outbox[tuple[str, Keys]](self._deliver, "tracekit-notify")
 
     @property
-    def counts(self) -> Sent:
-        """The messages so far, by outcome."""
-        return Sent(self._sent, self._failed, self._outbox.dropped)
+    def counts(self) -> dict[str, int]:
+        """The messages so far, by outcome: `sent`, `failed` or `dropped`."""
+        return {"sent": self._sent, "failed": self._failed, "dropped": self._outbox.dropped}
 
     def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
         """Queue a message about opened and closed incidents; never blocks."""
@@ -103,7 +95,8 @@ class Notifier:
             return
         begun, over = _costliest(opened), _costliest(closed)
         left_out = len(opened) + len(closed) - len(begun) - len(over)
-        body = json.dumps(self._content(begun, over, self._page, left_out)).encode()
+        write = message if self._elsewhere is None else text_message
+        body = write(begun, over, self._page, left_out)
         by_status = (("opened", opened), ("closed", closed))
         keys = [(incident.incident_id, status) for status, incidents in by_status for incident in incidents]
         self._outbox.put((body, keys))
@@ -129,7 +122,7 @@ class Notifier:
         if lost := self._failed + self._outbox.dropped:
             yield f"--notify: {lost} message{'s' if lost > 1 else ''} did not reach {self._receiver}"
 
-    def _deliver(self, waiting: tuple[bytes, Keys]) -> None:
+    def _deliver(self, waiting: tuple[str, Keys]) -> None:
         (body, keys), delay_s = waiting, FIRST_RETRY_S
         for attempt in range(MOST_ATTEMPTS):
             self.problem = self._post(body)
@@ -143,12 +136,12 @@ class Notifier:
             delay_s = min(2 * delay_s, LONGEST_RETRY_S)
         self._failed += 1
 
-    def _post(self, body: bytes) -> str | None:
+    def _post(self, body: str) -> str | None:
         """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
         self._asked_s = 0.0
         if self._elsewhere is not None:
-            return self._elsewhere(json.loads(body)["text"])
-        request = urllib.request.Request(self._url, data=body, headers=self._headers)  # noqa: S310 - http or https
+            return self._elsewhere(body)
+        request = urllib.request.Request(self._url, data=body.encode(), headers=self._headers)  # noqa: S310 - http or https
         try:
             with OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
                 return None
@@ -202,9 +195,9 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return sorted(incidents, key=lambda incident: -incident.cause.share)[:MOST_TOLD]
 
 
-def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> dict[str, Any]:
+def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> str:
     """The generic JSON message; docs/live.md shows an example."""
-    return {
+    content = {
         "version": 1,
         "sent_at": time.time(),
         "left_out": left_out,
@@ -230,16 +223,15 @@ def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, l
             for incident in incidents
         ],
     }
+    return json.dumps(content)
 
 
-def text_message(
-    opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0
-) -> dict[str, Any]:
+def text_message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> str:
     """One text for people, in Markdown."""
     blocks = [_lines(incident, "opened", page) for incident in opened]
     blocks += [_lines(incident, "closed", page) for incident in closed]
     blocks += [f"and {left_out} more incidents that cost less"] if left_out else []
-    return {"text": "\n\n".join(blocks)}
+    return "\n\n".join(blocks)
 
 
 def _lines(incident: Incident, status: str, page: str) -> str:
@@ -395,12 +387,6 @@ class DeliveryLog:
             else:
                 last[int(match["incident"])] = match["status"].decode()
         return last, after
-
-
-#: Limit of waiting items; beyond it, the oldest is dropped.
-MOST_WAITING = 100
-
-_Item = TypeVar("_Item")
 
 
 class Outbox(Generic[_Item]):

@@ -8,6 +8,7 @@ and the rest continues.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from pathlib import Path
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.metrics.samples import MetricSource
-from tracekit.base.errors import FormatError, StoreError
+from tracekit.base.contained import Contained
+from tracekit.base.errors import FormatError, StoreError, TracekitError, UnsafeFileError
 from tracekit.base.paths import command
-from tracekit.base.text import ranks_text, short
+from tracekit.base.text import encodable, ranks_text, short
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower
@@ -38,11 +40,11 @@ from tracekit.collectors.run_directory.segments import (
     is_run_directory,
     read_run,
 )
-from tracekit.live.code_lines import one_line, where_traceback_is
 from tracekit.live.window_queue import RUN_STARTED, WindowQueue
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Store
+from tracekit.store.folder import WATCH_ERRORS
 from tracekit.trace.canonical import Trace
 
 #: A run that announces no end counts as ended once nothing was written for this long, seconds.
@@ -51,6 +53,8 @@ QUIET_S = 300.0
 MOST_NOTICES = 8
 #: Samples of a host's clock from which a window's times are put on the common clock; one is taken every 10 s.
 CLOCK_SAMPLES = 64
+#: Size at which the file of tracebacks is restarted, bytes.
+MOST_LOG_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +246,6 @@ class LiveRun:
     # ---- windows
 
     def _window(self, window: ReadyWindow) -> None:
-        """Analyse a window, and store it with its findings."""
         assert self._follower is not None
         first = self._follower.first
         recording = self._follower.take(window.last)
@@ -261,11 +264,11 @@ class LiveRun:
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
                 self._tell(
-                    f"{title}: cannot be analysed: {one_line(error)}"
+                    f"{title}: cannot be analysed: {_one_line(error)}"
                     f"{where_traceback_is(self.options.store, title, error)}"
                 )
                 return
-            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {one_line(error)}"))
+            self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {_one_line(error)}"))
         self._add(PipelineJob(trace), title)
 
     def _add(self, job: Job, title: str) -> None:
@@ -275,7 +278,6 @@ class LiveRun:
         self.queue.add(job.trace, self._findings(job, title), answering)
 
     def _remove_spent(self) -> None:
-        """Remove the segments of stored steps, if that is requested."""
         if self.options.consume and self._follower is not None:
             self._follower.remove_spent()
 
@@ -306,7 +308,7 @@ class LiveRun:
             return job.stored(metrics=self.options.metrics)
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
-            why = f"the analysis failed, which is a bug of tracekit ({one_line(error)})"
+            why = f"the analysis failed, which is a bug of tracekit ({_one_line(error)})"
             self._tell(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
                 f" `tracekit store export`{where_traceback_is(self.options.store, title, error)}"
@@ -348,3 +350,29 @@ class LiveRun:
 
 def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
     return replace(recording, ranks={rank: recorded for rank, recorded in recording.ranks.items() if rank not in ranks})
+
+
+def _one_line(error: Exception) -> str:
+    """Format an error in one line, with its type unless it is one of tracekit's own or of the system."""
+    text = encodable(" ".join(str(error).split()))
+    return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
+
+
+def where_traceback_is(store: Path, title: str, error: Exception) -> str:
+    """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
+    if isinstance(error, TracekitError):
+        return ""
+    folder = Contained(store)
+    lines = [
+        f"{time.strftime('%Y-%m-%d %H:%M:%SZ', time.gmtime())} {title}\n",
+        *traceback.format_exception(error),
+        "\n",
+    ]
+    try:
+        status = folder.status(WATCH_ERRORS)
+        if status is not None and status.st_size > MOST_LOG_BYTES:
+            folder.remove(WATCH_ERRORS)
+        folder.append(WATCH_ERRORS, "".join(lines).encode(errors="backslashreplace"))
+    except (OSError, UnsafeFileError):
+        return ""
+    return f" (traceback in {store / WATCH_ERRORS})"

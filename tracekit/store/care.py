@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
@@ -29,6 +30,8 @@ Tell = Callable[[str], None]
 #: What a store keeps of the analysis of a trace, which the analysis above the store makes.
 Analyse = Callable[[AnyTrace], Findings | Unanalysed]
 
+_Read = TypeVar("_Read")
+
 #: The name of a trace of a window.
 _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
 _NAMES = {WindowPart.OPS: "ops", WindowPart.REPORT: "report", WindowPart.WORKERS: "slowdowns of workers"}
@@ -43,7 +46,7 @@ def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
     unsafe = dict.fromkeys(folder.unsafe())
     yield from _lasting(store, folder, list(_damaged(folder, windows, tell, unsafe)))
     yield from unsafe
-    if line := _damaged_note(folder):
+    if line := _unless_unsafe(folder.damaged_note, None):
         yield line
     yield from map(str, _damaged_hangs(store).values())
 
@@ -101,13 +104,13 @@ def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[
     folder = store.folder()
     store.check()
     rebuilding = not folder.has_catalogue()
-    if not rebuilding and _is_missing(folder):
+    if not rebuilding and not _unless_unsafe(lambda: folder.contained.folder_status(JOBS) is not None, otherwise=True):
         with store.reading() as catalogue:
             if folder.named_files(catalogue):  # a disk that is not mounted looks like this
                 raise StoreError(
                     f"{folder.path / JOBS}: is missing with the files of all jobs; bring it back, or remove the store"
                 )
-    note = _damaged_note(folder)
+    note = _unless_unsafe(folder.damaged_note, None)
     unsafe = dict.fromkeys(folder.unsafe())
     with store.writing(rebuilding=rebuilding) as writer:
         dropped = list(writer.catalogue.remove_impossible())
@@ -136,37 +139,23 @@ def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[
     return [*lines, *unsafe]
 
 
-def _is_missing(folder: Folder) -> bool:
-    """Whether the folder of all jobs is missing."""
+def _unless_unsafe(read: Callable[[], _Read], otherwise: _Read) -> _Read:
+    """What `read` returns; `otherwise` if something else is in the place of a file or folder: that has its line."""
     try:
-        return folder.contained.folder_status(JOBS) is None
-    except UnsafeFileError:  # something else is in its place
-        return False
+        return read()
+    except UnsafeFileError:
+        return otherwise
 
 
 def _files_of_jobs(folder: Folder) -> list[str]:
-    """The names of the files of jobs; none if something else is in the place of their folder."""
-    try:
-        return folder.files_of_jobs()
-    except UnsafeFileError:
-        return []
+    return _unless_unsafe(folder.files_of_jobs, [])
 
 
 def _unnamed(catalogue: Catalogue, folder: Folder) -> list[str]:
-    """The names of files of jobs that no window names."""
     return sorted(set(_files_of_jobs(folder)) - folder.named_files(catalogue).keys())
 
 
-def _damaged_note(folder: Folder) -> str | None:
-    """What is wrong with the note of unfinished windows; None if nothing is, or it is no file."""
-    try:
-        return folder.damaged_note()
-    except UnsafeFileError:
-        return None
-
-
 def _damaged_hangs(store: Store) -> dict[str, StoreError]:
-    """Problems with reports on hangs, by the names of their files."""
     problems = dict[str, StoreError]()
     with suppress(UnsafeFileError):
         for name in hang_files(store.path):

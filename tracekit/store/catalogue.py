@@ -295,7 +295,6 @@ class Catalogue:
             self.connection.execute(f"DELETE FROM {table} WHERE {condition}", which)  # noqa: S608 - our own names
 
     def _add_hosts(self, named: Sequence[tuple[int, str]]) -> None:
-        """Add the hosts of jobs, as far as the catalogue does not have them."""
         jobs, hosts = [job_id for job_id, _ in named], [host for _, host in named]
         self.connection.execute(
             "INSERT INTO hosts SELECT DISTINCT job_id, host"
@@ -305,7 +304,6 @@ class Catalogue:
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
-        """Add the GPUs that the free metadata names by rank."""
         gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
         uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
         host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
@@ -363,5 +361,4 @@ def _facts(item: Incoming) -> dict[str, Any]:
 
 
 def _is_short(value: object) -> bool:
-    """Whether this is one value that fits into a line."""
     return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= LONGEST_FACT)

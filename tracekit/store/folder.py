@@ -1,15 +1,15 @@
 """Where the files of a store are, and how they get there whole: a folder, or a copy of one in object storage.
 
-STORE/tracekit-store                  says that this folder is a store
-STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
-STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
-STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
-STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
-STORE/unfinished                      files that a writer at work adds or removes
-STORE/hangs/                          reports on hangs (incidents.py)
-STORE/handled/                        what people do about incidents, and fixes they applied (incidents.py)
-STORE/watch-errors.log                tracebacks of errors that a watch has survived
-STORE/told/<receiver>                 which incidents a receiver has been told of (live/receivers.py)
+    STORE/tracekit-store                  says that this folder is a store
+    STORE/catalog.duckdb                  what lists need, and which files there are (schema.sql)
+    STORE/jobs/<job>/<window>.parquet     the trace, as `tracekit whatif` reads it
+    STORE/jobs/<job>/<window>.report.json, .workers.parquet   what its analysis found
+    STORE/left-out/<time>/<job>/...       files that no window named, which a repair has moved there
+    STORE/unfinished                      files that a writer at work adds or removes
+    STORE/hangs/                          reports on hangs (incidents.py)
+    STORE/handled/                        what people do about incidents, and fixes they applied (incidents.py)
+    STORE/watch-errors.log                tracebacks of errors that a watch has survived (live/run.py)
+    STORE/told/<receiver>                 which incidents a receiver has been told of (live/receivers.py)
 
 Files are written before the catalogue names them and removed after it does so no longer; numbers are never used
 twice. So a reader of any state of the catalogue finds every file that it names, unless that was removed meanwhile.
@@ -324,7 +324,6 @@ class Folder:
         return written
 
     def _written(self, name: str, write: Callable[[BinaryIO], object]) -> StoredFile:
-        """Write a new file and sync it to the disk."""
         try:
             with self.contained.new(name) as file:
                 write(file)
@@ -397,7 +396,6 @@ class Folder:
 
 
 def _of_findings(item: Incoming) -> _Parts:
-    """The files of a window's findings, if there are any."""
     if not isinstance(item.findings, Findings):
         return {}
     report, workers = item.findings.report.to_json().encode(), item.findings.workers

@@ -4,9 +4,9 @@ A place, such as a rank, has one incident, whatever is found to slow it down. Th
 windows in a row no longer show it, and opens again if the place is slow before it has been gone for as long as it
 lasted, so that what comes and goes is one incident under one number.
 
-STORE/hangs/<time>-<number>.json   one report: the job's name, when it was found, its text and its JSON
-STORE/handled/<incident>           a line of JSON for each change: who takes it, until when messages are muted, notes
-STORE/handled/fixes                a line of JSON for each fix that was applied
+    STORE/hangs/<time>-<number>.json   one report: the job's name, when it was found, its text and its JSON
+    STORE/handled/<incident>           a line of JSON a change: who takes it, until when messages are muted, notes
+    STORE/handled/fixes                a line of JSON for each fix that was applied
 
 Reports are stored next to the jobs, because a job that hangs in its first step has no trace. All are read as data
 of others: a damaged report is named, a damaged line left out.

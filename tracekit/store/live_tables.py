@@ -403,7 +403,6 @@ class LiveTables:
 
 
 def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:
-    """The column of what the mean step of a window goes to."""
     from tracekit.costs.of_report import costs_of  # it knows the detectors, which no reader needs
 
     return {"content": msgspec.json.encode(costs_of(report, step_starts)).decode()}

@@ -16,6 +16,7 @@ from tests.cases import case
 from tests.handmade import run
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.collectors.importers.rl_logs import read_rl
+from tracekit.fleet.analyse import rows_of
 from tracekit.trace.model import Format
 from tracekit.trace.post_training import PhaseLog, part_of, run_of, trace_of
 
@@ -179,7 +180,9 @@ def test_a_job_that_trains_on_stale_samples_is_sold_no_staleness(tmp_path: Path)
     text = "".join(verl(step) + shares + "\n" for step in range(4))
     log = log_of(tmp_path / "log", text)
     assert (log.stale, means(log)["trainer-wait"]) == (True, 1030.5)
-    account = RlJob.read([tmp_path / "log"]).report.rl
+    job = RlJob.read([tmp_path / "log"])
+    assert rows_of(job, "digest", "analysis")["workers"].is_empty()  # as of any run of post-training
+    account = job.report.rl
     assert account.what_if == []
     assert account.sides is not None
     assert (account.sides.trainer_idle, account.sides.rollout_idle) == pytest.approx((0.07, 0.45))
