@@ -73,10 +73,10 @@
       this.click = click;
       this.range = null;
       this.off = new Set();
-      const part = (name) => Object.assign(document.createElement("div"), { className: `chart-${name}`, hidden: true });
+      const part = (name) => window.tracekit.make("div", { className: `chart-${name}`, hidden: true });
       [this.tip, this.rubber, this.cursor] = [part("tip"), part("rubber"), part("cursor")];
       this.tip.setAttribute("role", "status");
-      this.picture = Object.assign(document.createElement("div"), { tabIndex: 0, className: "chart-picture" });
+      this.picture = window.tracekit.make("div", { tabIndex: 0, className: "chart-picture" });
       this.picture.setAttribute("role", "application");
       this.picture.setAttribute("aria-label", "Figure: arrow keys go from point to point, Enter chooses one, Escape shows the whole");
       this.host.append(this.picture, this.rubber, this.cursor, this.tip, this.buttons());
@@ -95,15 +95,10 @@
     }
 
     buttons() {
-      const button = (words, title, act) => {
-        const made = Object.assign(document.createElement("button"), { type: "button", textContent: words, title });
-        made.addEventListener("click", act);
-        return made;
-      };
+      const button = (words, title, act) => window.tracekit.make("button", { type: "button", textContent: words, title, onclick: act });
       this.whole = button("Whole", "Show all of the figure again (double click)", () => this.reset());
-      const bar = Object.assign(document.createElement("div"), { className: "chart-buttons" });
-      bar.append(this.whole, button("PNG", "Save the figure as an image", () => this.save()));
-      return bar;
+      const png = button("PNG", "Save the figure as an image", () => this.save());
+      return window.tracekit.make("div", { className: "chart-buttons" }, this.whole, png);
     }
 
     show(figure) {
@@ -199,7 +194,7 @@
     point(at) {
       const points = at ? found(this.shown, at) : [], texts = said(points);
       if (!texts.length) return this.hide();
-      this.tip.replaceChildren(...texts.map((text) => Object.assign(document.createElement("div"), { textContent: text })));
+      this.tip.replaceChildren(...texts.map((text) => window.tracekit.make("div", { textContent: text })));
       this.tip.hidden = false;
       const across = at[0] + 14 + this.tip.offsetWidth > this.width ? at[0] - 14 - this.tip.offsetWidth : at[0] + 14;
       this.tip.style.transform = `translate(${Math.max(0, across)}px, ${at[1] + 14}px)`;
@@ -298,10 +293,9 @@
     save() {
       const source = new XMLSerializer().serializeToString(this.shown.root), image = new Image();
       image.onload = () => {
-        const canvas = Object.assign(document.createElement("canvas"), { width: SCALE * this.width, height: SCALE * this.figure.layout.height });
+        const canvas = window.tracekit.make("canvas", { width: SCALE * this.width, height: SCALE * this.figure.layout.height });
         canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-        const link = Object.assign(document.createElement("a"), { href: canvas.toDataURL("image/png"), download: "tracekit.png" });
-        link.click();
+        window.tracekit.save(canvas.toDataURL("image/png"), "tracekit.png");
       };
       image.src = `data:image/svg+xml,${encodeURIComponent(source)}`;
     }

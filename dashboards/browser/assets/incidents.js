@@ -6,7 +6,7 @@
   const NAME = "tracekit-owner"; // what this person calls themselves
 
   function open({ handle, job, owner }) {
-    const { make, dialog } = window.tracekit_dialogs;
+    const { make, at, answer, redraw } = window.tracekit;
     const field = (name, label, control) => make("label", { className: "text-field" }, make("span", { className: "field-label", textContent: label }), Object.assign(control, { name: name }));
     const who = make("input", { maxLength: 1000, value: owner || window.localStorage.getItem(NAME) || "", autocomplete: "off" });
     const note = make("input", { maxLength: 1000, autocomplete: "off", placeholder: "what others should know" });
@@ -14,23 +14,22 @@
     const said = make("p", { className: "wrong" }), send = make("button", { textContent: "Acknowledge", className: "primary" });
     said.setAttribute("role", "alert");
     const form = make("form", {}, field("owner", "Owner", who), field("note", "Note", note), field("mute", "Mute messages", mute), said, send);
-    const shown = dialog("handle", "Acknowledge", make("h2", { textContent: `Incident ${handle} of ${job}` }), form);
+    const shown = window.tracekit_dialog("handle", "Acknowledge", make("h2", { textContent: `Incident ${handle} of ${job}` }), form);
     who.select();
     form.addEventListener("submit", async function (event) {
       event.preventDefault();
       const change = { incident: Number(handle), owner: who.value, note: note.value, mute_h: mute.value ? Number(mute.value) : null };
       try {
-        const answer = await fetch(window.tracekit.at("/handle"), {
+        await answer(at("/handle"), {
           method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(change),
         });
-        if (!answer.ok) throw new Error(await answer.text());
       } catch (error) {
         said.textContent = `Not stored: ${error.message}`; // what was typed stays
         return;
       }
       window.localStorage.setItem(NAME, who.value);
       shown.close();
-      window.dash_clientside.set_props("_pages_location", { search: window.location.search }); // the page is drawn again
+      redraw();
     });
   }
 

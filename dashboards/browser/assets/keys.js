@@ -20,11 +20,7 @@
     ["Home", "timeline: the whole step"],
   ];
 
-  function make(name, properties, ...children) {
-    const made = Object.assign(document.createElement(name), properties);
-    made.append(...children);
-    return made;
-  }
+  const make = (...element) => window.tracekit.make(...element);
 
   function open(id, label, ...children) {
     const old = document.getElementById(id);
@@ -47,7 +43,7 @@
     close.addEventListener("click", () => dialog.close());
   }
 
-  window.tracekit_dialogs = { make: make, dialog: open };
+  window.tracekit_dialog = open;
 
   // ---- finding
 

@@ -10,11 +10,6 @@
   const path = () => (document.getElementById("page") || { dataset: {} }).dataset.page;
   const chosen = () => new URLSearchParams(window.location.search).has("window");
 
-  // Dash asks for the page that the address names whenever this is set, also to what it was.
-  function ask() {
-    window.dash_clientside.set_props("_pages_location", { search: window.location.search });
-  }
-
   // Of a window that was chosen nothing changes, and nothing is taken from under a person who writes.
   function wanted() {
     const busy = document.activeElement && document.activeElement.matches("input, textarea, select");
@@ -29,7 +24,7 @@
         const drawn = document.getElementById("page").dataset.state; // the store as it was when the page was made
         if (found !== null && drawn && found !== drawn && found !== asked && wanted()) {
           asked = found;
-          ask();
+          window.tracekit.redraw();
         }
       } catch (error) {
         // the server is away: the age of what is shown tells
@@ -38,7 +33,7 @@
     window.setTimeout(look, POLL_MS);
   }
 
-  // As job_windows.py writes it.
+  // As pages/job.py writes it.
   function span(seconds) {
     const [unit, each] = [["days", 86400], ["h", 3600], ["min", 60]].find(([, one]) => seconds >= 2 * one) || ["s", 1];
     return `${Math.floor(seconds / each)} ${unit}`;

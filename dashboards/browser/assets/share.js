@@ -7,8 +7,7 @@
   // Pages that are not served from this machine or by https have no clipboard of their own.
   async function copy(text) {
     if (navigator.clipboard) return navigator.clipboard.writeText(text);
-    const field = document.createElement("textarea");
-    field.value = text;
+    const field = window.tracekit.make("textarea", { value: text });
     document.body.append(field);
     field.select();
     const copied = document.execCommand("copy");

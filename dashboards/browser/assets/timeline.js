@@ -19,9 +19,7 @@
       this.scroll = element("timeline-scroll");
       this.canvas = element("timeline-canvas");
       this.small = element("timeline-overview");
-      this.tip = document.createElement("div");
-      this.tip.id = "timeline-tip";
-      this.tip.hidden = true;
+      this.tip = window.tracekit.make("div", { id: "timeline-tip", hidden: true });
       element("timeline-host").append(this.tip);
       this.scene = null;
       this.spans = null;
@@ -52,10 +50,8 @@
       return asked.toString();
     }
 
-    async ask(path, more) {
-      const answer = await fetch(window.tracekit.at(`/timeline/${path}?${this.query(more)}`), { signal: this.gone.signal });
-      if (!answer.ok) throw new Error((await answer.text()).trim().slice(0, 400));
-      return answer;
+    ask(path, more) {
+      return window.tracekit.answer(window.tracekit.at(`/timeline/${path}?${this.query(more)}`), { signal: this.gone.signal });
     }
 
     // Runs `work`; what goes wrong is said in place of the timeline, or over it.

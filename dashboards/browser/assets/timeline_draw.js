@@ -407,6 +407,6 @@
   }
 
   window.tracekitTimelineDraw = {
-    AXIS: AXIS, get LABELS() { return LABELS; }, fit: fit, fitted: fitted, place: place, rowAt: rowAt, foot: foot, rowTop: rowTop, scrolls: scrolls, inView: inView, draw: draw, overview: overview,
+    AXIS, get LABELS() { return LABELS; }, fit, fitted, place, rowAt, foot, rowTop, scrolls, inView, draw, overview,
   };
 })();

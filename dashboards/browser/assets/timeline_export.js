@@ -3,15 +3,7 @@
 (function () {
   "use strict";
 
-  const SECOND = 1000, FORGET_MS = 60 * SECOND;
-
-  function save(blob, name) {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), FORGET_MS);
-  }
+  const SECOND = 1000;
 
   // Says `text` and how long it takes, counting for the eye only; returns what ends that.
   function progress(said, text) {
@@ -25,8 +17,7 @@
   }
 
   async function fetched(address) {
-    const answer = await fetch(address);
-    if (!answer.ok) throw new Error((await answer.text()).trim().slice(0, 400));
+    const answer = await window.tracekit.answer(address);
     const named = /filename="?([^";]+)/.exec(answer.headers.get("Content-Disposition") || "");
     return [await answer.blob(), named ? named[1] : "timeline.json.gz"];
   }
@@ -36,7 +27,7 @@
     const stop = progress(said, "Writing the file for Perfetto");
     link.setAttribute("aria-busy", "true");
     try {
-      save(...(await fetched(link.href)));
+      window.tracekit.save(...(await fetched(link.href)));
       said.textContent = "";
     } catch (error) {
       const why = error instanceof TypeError ? "The server does not answer; try again." : error.message;

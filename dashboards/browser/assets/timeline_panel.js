@@ -19,23 +19,16 @@
     return `${mark.kind}${microbatch}: at ${time(mark.start)} for ${time(mark.duration)}${waiting}; ${against}${many}`;
   }
 
+  const make = (...element) => window.tracekit.make(...element);
+
   // Sums by kind, as the server words them.
-  function sums(place, found) {
-    const title = document.createElement("h3");
-    title.textContent = found.title;
-    place.replaceChildren(title, table(found.heads, found.rows.map((cells) => ({ cells: cells })), null, 1));
+  function sums(place, { title, heads, rows }) {
+    place.replaceChildren(make("h3", { textContent: title }), table(heads, rows.map((cells) => ({ cells })), null, 1));
   }
 
-  function details(place, op) {
-    const title = document.createElement("h3"), list = document.createElement("dl");
-    title.textContent = op.title;
-    for (const [term, value] of op.rows) {
-      const left = document.createElement("dt"), right = document.createElement("dd");
-      left.textContent = term;
-      right.textContent = value;
-      list.append(left, right);
-    }
-    place.replaceChildren(title, list);
+  function details(place, { title, rows }) {
+    const facts = rows.flatMap(([term, value]) => [make("dt", { textContent: term }), make("dd", { textContent: value })]);
+    place.replaceChildren(make("h3", { textContent: title }), make("dl", {}, ...facts));
   }
 
   // Nothing is asked for: the panel goes.
@@ -48,38 +41,21 @@
 
   // Rows with cells from column `numbers` on as figures; `choose`, if any, gets the name of the op whose row is chosen.
   function table(heads, rows, choose, numbers) {
-    const drawn = document.createElement("table"), head = drawn.createTHead().insertRow(), body = drawn.createTBody();
     const style = (at) => (at >= numbers ? "number" : "");
-    drawn.className = "plain";
-    heads.forEach((text, at) => {
-      const cell = document.createElement("th");
-      cell.scope = "col";
-      cell.textContent = text;
-      cell.className = style(at);
-      head.append(cell);
-    });
-    for (const { name, cells } of rows) {
-      const row = body.insertRow(), button = document.createElement("button");
-      cells.forEach((text, at) => {
-        const cell = row.insertCell();
-        cell.className = style(at);
-        cell.dataset.head = heads[at];
-        if (at || !choose) cell.textContent = text;
-        else cell.append(button);
-      });
-      button.className = "link";
-      button.textContent = cells[0];
-      button.title = "Show this op";
-      button.addEventListener("click", () => choose(name));
-    }
-    return drawn;
+    const head = heads.map((text, at) => make("th", { scope: "col", textContent: text, className: style(at) }));
+    const body = rows.map(({ name, cells }) => make("tr", {}, ...cells.map((text, at) => {
+      const cell = make("td", { className: style(at) }, at || !choose ? text : opener(text, () => choose(name)));
+      cell.dataset.head = heads[at];
+      return cell;
+    })));
+    return make("table", { className: "plain" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
   }
+
+  const opener = (text, open) => make("button", { className: "link", textContent: text, title: "Show this op", onclick: open });
 
   // What the canvas shows as a PNG, with a line that says of what.
   function save(canvas, title, colours, file) {
-    const ratio = window.devicePixelRatio || 1, head = Math.round(34 * ratio), image = document.createElement("canvas");
-    image.width = canvas.width;
-    image.height = canvas.height + head;
+    const ratio = window.devicePixelRatio || 1, head = Math.round(34 * ratio), image = make("canvas", { width: canvas.width, height: canvas.height + head });
     const context = image.getContext("2d");
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, image.width, head);
@@ -87,13 +63,7 @@
     context.font = `600 ${14 * ratio}px system-ui, "DejaVu Sans", sans-serif`;
     context.fillText(title, 8 * ratio, 22 * ratio);
     context.drawImage(canvas, 0, head);
-    image.toBlob((blob) => {
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(blob);
-      link.download = file;
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    });
+    image.toBlob((blob) => window.tracekit.save(blob, file));
   }
 
   window.tracekitTimelinePanel = { summary, details, sums, clear, table, save };

@@ -54,7 +54,5 @@
     return `${what}. Click to ${isOpen(scene, row) ? "close" : "open"}`;
   }
 
-  window.tracekitTimelineRows = {
-    isGroup: isGroup, isOpen: isOpen, worker: worker, at: at, pin: pin, open: open, toggle: toggle, hint: hint,
-  };
+  window.tracekitTimelineRows = { isGroup, isOpen, worker, at, pin, open, toggle, hint };
 })();

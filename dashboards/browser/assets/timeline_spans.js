@@ -87,7 +87,5 @@
     return found;
   }
 
-  window.tracekitTimelineSpans = {
-    unpack: unpack, position: position, range: range, mark: mark, finder: finder, under: under, named: named,
-  };
+  window.tracekitTimelineSpans = { unpack, position, range, mark, finder, under, named };
 })();

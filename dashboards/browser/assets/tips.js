@@ -9,7 +9,7 @@
     if (target === word) return;
     hide();
     word = target;
-    tip = Object.assign(document.createElement("div"), { id: "tip", role: "tooltip", textContent: word.dataset.tip });
+    tip = window.tracekit.make("div", { id: "tip", role: "tooltip", textContent: word.dataset.tip });
     (document.querySelector(".frame") || document.body).append(tip);
     word.setAttribute("aria-describedby", "tip");
     const at = word.getBoundingClientRect(), own = tip.getBoundingClientRect();

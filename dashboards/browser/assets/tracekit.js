@@ -66,7 +66,33 @@
     return new URLSearchParams({ ...state, ...Object.fromEntries(kept) });
   }
 
-  window.tracekit = { remember, at, query, range, follow };
+  // An element with these properties, around these children.
+  function make(name, properties, ...children) {
+    const element = Object.assign(document.createElement(name), properties);
+    element.append(...children);
+    return element;
+  }
+
+  const FORGET_MS = 60000;
+
+  // Saves an image, or what a data address holds, as a file.
+  function save(content, name) {
+    const link = make("a", { href: content instanceof Blob ? URL.createObjectURL(content) : content, download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), FORGET_MS);
+  }
+
+  // What the server answers; an error in its words where it refuses.
+  async function answer(address, options) {
+    const response = await fetch(address, options);
+    if (!response.ok) throw new Error((await response.text()).trim().slice(0, 400));
+    return response;
+  }
+
+  // Dash asks for the page that the address names whenever this is set, also to what it was.
+  const redraw = () => window.dash_clientside.set_props("_pages_location", { search: window.location.search });
+
+  window.tracekit = { remember, at, query, range, follow, make, save, answer, redraw };
 
   // What a page of a window asks for is of that window: its callbacks know their job alone.
   function ofWindow(options) {

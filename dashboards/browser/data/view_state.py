@@ -76,13 +76,6 @@ class Grouping(StrEnum):
     STAGE = "stage"
 
 
-class PathDrawn(StrEnum):
-    """Option to draw the critical path over the ops."""
-
-    NO = "no"
-    YES = "yes"
-
-
 @dataclass(frozen=True, slots=True)
 class OpName:
     """Identity of an op within a step; `str()` gives its form in an address."""
@@ -129,7 +122,7 @@ class TimelineState:
     """State of a timeline. `workers`, `stages`, `dp_ranks`: filters as typed, empty for all. `from_ms`, `to_ms`: window
     from the start of the step, None for all of it. `top`: the worker at the top. `op`: the op in the side panel.
     `find`: words in the names of ops. `pinned`, `opened`: workers whose rows stay on top, and whose groups are open.
-    `range_ms`: the range whose sums are shown.
+    `critical`: with the critical path. `range_ms`: the range whose sums are shown.
     """
 
     step: int
@@ -143,7 +136,7 @@ class TimelineState:
     to_ms: float | None = None
     top: Worker | None = None
     op: OpName | None = None
-    critical: PathDrawn = PathDrawn.NO
+    critical: bool = False
     group: Grouping = Grouping.WORKER
     find: str = ""
     pinned: str = ""
@@ -239,7 +232,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         from_ms=reader.read("from", _milliseconds, None, "milliseconds"),
         to_ms=reader.read("to", _milliseconds, None, "milliseconds"),
         top=reader.read("at", _worker, None, "DP,PP such as 3,1"),
-        critical=reader.choice("critical", PathDrawn, PathDrawn.NO),
+        critical=reader.read("critical", {"no": False, "yes": True}.get, False, "one of no, yes"),
         group=reader.choice("group", Grouping, Grouping.WORKER),
         find=reader.read("find", _words, "", "words in the name of an op"),
         pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),

@@ -26,24 +26,10 @@ from tracekit.dashboards.browser.pages.compare_parts import (
     worker_panels,
 )
 from tracekit.dashboards.browser.pages.gpu_parts import gpu_changes
-from tracekit.dashboards.browser.ui.components import (
-    choice,
-    guarded,
-    href,
-    note,
-    panel,
-    problem,
-    text_field,
-)
+from tracekit.dashboards.browser.ui.components import choice, guarded, href, note, panel, problem, text_field
 from tracekit.dashboards.browser.ui.context import results
 from tracekit.dashboards.browser.ui.shell import answers, job_page
-from tracekit.report.compare import (
-    causes_of_jobs,
-    causes_of_parts,
-    first_split,
-    parts,
-    whole,
-)
+from tracekit.report.compare import causes_of_jobs, causes_of_parts, first_split, parts, whole
 from tracekit.report.report import Report
 from tracekit.trace.model import TraceKind
 

@@ -32,13 +32,7 @@ from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series, worker_map
 from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_words
 from tracekit.dashboards.figures.worker_map import UNKNOWN
-from tracekit.report.compare import (
-    CauseChange,
-    ChangeEffect,
-    Side,
-    cost_changes,
-    verdict,
-)
+from tracekit.report.compare import CauseChange, ChangeEffect, Side, cost_changes, verdict
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker

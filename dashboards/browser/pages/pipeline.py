@@ -16,15 +16,7 @@ from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.replays import MOST_OPS
-from tracekit.dashboards.browser.ui.components import (
-    figure_panel,
-    figure_parts,
-    halves,
-    href,
-    note,
-    panel,
-    row_table,
-)
+from tracekit.dashboards.browser.ui.components import figure_panel, figure_parts, halves, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.charts import plan_front, timeline

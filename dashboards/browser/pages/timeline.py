@@ -22,7 +22,6 @@ from tracekit.dashboards.browser.data.view_state import (
     DrawnReplays,
     Grouping,
     Order,
-    PathDrawn,
     Streams,
     TimelineState,
     state_of,
@@ -140,7 +139,7 @@ def address(state: TimelineState) -> dict[str, Any]:
         "to": state.to_ms,
         "at": None if state.top is None else f"{state.top.dp_rank},{state.top.pp_rank}",
         "op": None if state.op is None else str(state.op),
-        "critical": str(state.critical) if state.critical is PathDrawn.YES else None,
+        "critical": "yes" if state.critical else None,
         "group": None if state.group is Grouping.WORKER else str(state.group),
         "find": state.find,
         "pin": state.pinned,
@@ -175,7 +174,9 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     }
     groups = {Grouping.WORKER: words.group, Grouping.HOST: "By host"}
     groups |= {Grouping.STAGE: "By stage"} if words.peers else {}
-    path = {PathDrawn.NO: "Hide", PathDrawn.YES: "Show"}
+    path = _choice(
+        "timeline-critical", "Critical path", "yes" if state.critical else "no", {"no": "Hide", "yes": "Show"}
+    )
     of_pipelines = [
         _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
@@ -198,7 +199,7 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     return html.Div(
         [
             step,
-            html.Div(_choice("timeline-critical", "Critical path", state.critical, path), className=of_peers),
+            html.Div(path, className=of_peers),
             _filter("timeline-find", "Find ops", state.find, words.find),
             html.Details(
                 [html.Summary("Rows and filters"), html.Div(more, className="timeline-controls")],

@@ -329,13 +329,13 @@ def _drawn(namespace: str, name: str, *properties: str) -> type[_Drawn]:
 
 #: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.
 Chart = _drawn("tracekit_chart", "Chart", "id", "figure", "clickData")
-#: A select, and radio buttons or, if `value` is a list, checkboxes (assets/forms.js). `options`: `value` and `label`.
-Menu = _drawn("tracekit_forms", "Menu", "id", "options", "value")
-Choice = _drawn("tracekit_forms", "Choice", "id", "options", "value")
-#: A `details` of HTML (assets/folded.js). `children`: its summary, then what a browser draws once it is opened.
-Folded = _drawn("tracekit_folded", "Folded", "children", "className", "open")
-#: The named views of a table (assets/views.js). `query`: the view that is shown; `name`: that in the address.
-Views = _drawn("tracekit_views", "Views", "id", "query", "name")
+#: A select, and radio buttons or, if `value` is a list, checkboxes (assets/components.js). `options`: value and label.
+Menu = _drawn("tracekit_components", "Menu", "id", "options", "value")
+Choice = _drawn("tracekit_components", "Choice", "id", "options", "value")
+#: A `details` of HTML (assets/components.js). `children`: its summary, then what a browser draws once it is opened.
+Folded = _drawn("tracekit_components", "Folded", "children", "className", "open")
+#: The named views of a table (assets/components.js). `query`: the view that is shown; `name`: that in the address.
+Views = _drawn("tracekit_components", "Views", "id", "query", "name")
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:

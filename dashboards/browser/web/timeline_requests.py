@@ -22,7 +22,7 @@ from dash import Dash
 
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import NotStoredError, SelectionError
-from tracekit.base.text import LONGEST_NAME, cut, printable, seconds
+from tracekit.base.text import LONGEST_NAME, counted, cut, printable, seconds
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.data.view_state import OpName, TimelineState, read_state, state_of
 from tracekit.dashboards.browser.ui.context import results, viewer
@@ -54,11 +54,12 @@ MOST_ARROWS = 256
 
 
 class _Shown:
-    """The subject of a request: the job, the state in its parameters, and the ops of its step."""
+    """The subject of a request: a pipeline, the state in the parameters, and the ops of its step."""
 
-    def __init__(self, texts: Mapping[str, str], *, with_workers: bool = False) -> None:
-        self.stored = analysed(texts.get("job", ""), with_workers=with_workers)
-        name = self.stored.name
+    who = "worker"
+
+    def __init__(self, stored: Stored, texts: Mapping[str, str]) -> None:
+        self.stored, name = stored, stored.name
         self.by_worker = results().by_worker(name)
         self.about = self.by_worker.select(
             pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
@@ -76,6 +77,144 @@ class _Shown:
         )
         self.rows = self.state.rows(self.ops, self.workers, self.facts["host"].to_list())
         self.lines = self.state.lines(self.ops)
+
+    def header(self) -> dict[str, Any]:
+        """What the browser needs to name ops and rows."""
+        return {"kinds": list(map(str, KINDS))}
+
+    def is_tall(self, stream: str) -> bool:
+        """Whether a line of that stream has the full height."""
+        return stream == "compute"
+
+    def names_of(self, seq: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[np.int32]]:  # noqa: ARG002 - they have kinds
+        """The names of spans, where these are more than their kinds."""
+        return {}
+
+    def started_at(self) -> float | None:
+        """The start of the step in seconds since the epoch, if known."""
+        return results().job(self.stored.name).trace.step_starts.get(self.state.step)
+
+    def op_words(self, name: OpName, op: int) -> tuple[str, list[list[str]]]:
+        """What an op is called, and the rows of the side panel: label and value."""
+        ops, kind, facts = self.ops, OpKind(name.kind), _facts_of(self, name.worker)
+        ratio = float(ops.ratios(np.array([op]), Replay.RECORDED)[0])
+        rows = [
+            ["rank", facts[0]],
+            ["host", facts[1]],
+            ["worker", name.worker.coordinates],
+            ["microbatch", str(ops.microbatch[op]) if ops.microbatch[op] >= 0 else "-"],
+            ["chunk", str(ops.chunk[op]) if ops.chunk[op] >= 0 else "-"],
+            ["number of its kind", str(name.seq)],
+        ]
+        for replay in Replay:
+            start, duration = float(ops.start[replay][op]), float(ops.duration[replay][op])
+            rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
+            rows.append([f"{replay}: duration", seconds(duration)])
+            if kind.is_communication:
+                rows.append(
+                    [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
+                )
+        own = "transfer" if kind.is_communication else "own time"
+        peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[kind.code])
+        rows += [
+            [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
+            [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
+            ["peer median", peers],
+            ["ratio to peers", said_ratio(ratio)],
+            ["launch delay", seconds(float(ops.launch_delay[op]))],
+        ]
+        if (started := self.started_at()) is not None:
+            rows.append(["started", viewer().moment(started + float(ops.start[Replay.RECORDED][op]))])
+        return name.kind, rows
+
+    def slowest(self, most: int) -> pl.DataFrame:
+        """The slowest ops of the view, with rank and host."""
+        table = slowest(self.ops, self.workers, self.lines, self.state.window(1), most, self.state.find)
+        joined = table.join(self.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
+        return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
+
+    def listed(self, table: pl.DataFrame) -> dict[str, Any]:
+        """The slowest ops of the view, as rows of text with the name of each op."""
+        rows = [
+            {
+                "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
+                "cells": [
+                    f"dp {row['dp_rank']}, stage {row['pp_rank']}" if row["rank"] is None else f"rank {row['rank']}",
+                    row["host"] or "-",
+                    f"dp {row['dp_rank']}, stage {row['pp_rank']}",
+                    row["kind"],
+                    "-" if row["microbatch"] is None else str(row["microbatch"]),
+                    f"{row['start_s'] * 1e3:,.3f} ms",
+                    seconds(row["duration_s"]),
+                    seconds(row["cost_s"]),
+                    "-" if row["peer_median_s"] is None else seconds(row["peer_median_s"]),
+                    "no peers" if row["ratio"] is None else said_ratio(row["ratio"]),
+                    seconds(row["beyond_peers_s"]),
+                    seconds(row["launch_delay_s"]),
+                ],
+            }
+            for row in table.iter_rows(named=True)
+        ]
+        heads = ["Rank", "Host", "Worker", "Op kind", "Microbatch", "Start", "Duration", "Own time", "Peer median"]
+        return {"heads": [*heads, "Ratio", "Beyond peers", "Launch delay"], "rows": rows}
+
+
+class _ShownStreams(_Shown):
+    """The same of a job whose ranks have streams and threads, all as recorded."""
+
+    who = "rank"
+    ops: StreamOps
+
+    def header(self) -> dict[str, Any]:
+        """The names of ops and ranks, and how many lines each row has, down to the last with an op."""
+        ops, rows = self.ops, self.rows
+        lane = ops.stream(np.arange(ops.first[-1]))
+        line_of = {line.stream: number for number, line in enumerate(self.lines, 1)}
+        number = np.array([line_of.get(stream, 1) for stream in ops.stream_names])[lane]
+        last, used = np.maximum.reduceat(number, ops.first[:-1]), np.ones(rows.row[-1] + 1, np.int64)
+        np.maximum.at(used, rows.row, last[rows.worker])
+        return {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles, "used": used.tolist()}
+
+    def is_tall(self, stream: str) -> bool:  # noqa: ARG002 - all are
+        return True
+
+    def names_of(self, seq: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[np.int32]]:
+        return {"name": self.ops.name[seq]}
+
+    def started_at(self) -> float | None:
+        return None
+
+    def op_words(self, name: OpName, op: int) -> tuple[str, list[list[str]]]:  # noqa: ARG002 - its number says all
+        return self.ops.names[self.ops.name[op]], self.ops.facts(op)
+
+    def slowest(self, most: int) -> pl.DataFrame:
+        """The longest: nothing has peers."""
+        table = slowest(self.ops, self.workers, self.lines, self.state.window(1), most, self.state.find)
+        return self.ops.described(table)
+
+    def listed(self, table: pl.DataFrame) -> dict[str, Any]:
+        """The longest ops of ranks, in the form of the slowest."""
+        heads = ["Rank", "Track", "Kind", "Op", "Start", "Duration"]
+        each_s, unit = (1e-3, "ms") if (table["start_s"] < 1).all() else (1.0, "s")
+        rows = [
+            {
+                "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
+                "cells": [
+                    self.ops.who(row["rank"]),
+                    *(cut(row[name], LONGEST_NAME) for name in ("on", "kind", "op")),
+                    f"{row['start_s'] / each_s:,.3f} {unit}",
+                    seconds(row["duration_s"]),
+                ],
+            }
+            for row in table.iter_rows(named=True)
+        ]
+        return {"heads": heads, "rows": rows}
+
+
+def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
+    """What a request is about. Raises NotStoredError, SelectionError for a state that the job does not have."""
+    stored = analysed(texts.get("job", ""), with_workers=with_workers)
+    return (_Shown if stored.has_workers else _ShownStreams)(stored, texts)
 
 
 def analysed(name: str, *, with_workers: bool = False) -> Stored:
@@ -132,7 +271,7 @@ def _check(texts: Mapping[str, str]) -> flask.Response:
 
 def _layout(texts: Mapping[str, str]) -> flask.Response:
     """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
-    shown = _Shown(texts)
+    shown = _shown(texts)
     ops, workers, rows_shown = shown.ops, shown.workers, shown.rows
     leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
     place_of[workers] = np.arange(len(workers))
@@ -140,7 +279,7 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     hosts, groups = (
         {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
     )
-    started = _started_at(shown)
+    started = shown.started_at()
     spans_shown = count(ops, rows_shown.worker, shown.lines)
     rows = max(1, min(OVERVIEW_ROWS, len(workers)))
     picture = overview(ops, workers, shown.lines[0].replay, rows, OVERVIEW_COLUMNS)
@@ -149,15 +288,8 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
         "started_at": None if started is None else viewer().moment(started),
         "begins": ops.begin(),
         "ends": {str(name): ops.end(name) for name in ops.start},
-        "lines": [
-            [str(line.replay), line.stream, line.stream == "compute" or isinstance(ops, StreamOps)]
-            for line in shown.lines
-        ],
-        **(
-            {"kinds": [LANE_OP], "names": ops.names, "roles": ops.roles, "used": _lanes_used(shown).tolist()}
-            if isinstance(ops, StreamOps)
-            else {"kinds": list(map(str, KINDS))}
-        ),
+        "lines": [[str(line.replay), line.stream, shown.is_tall(line.stream)] for line in shown.lines],
+        **shown.header(),
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
         "hosts": list(hosts),
@@ -181,25 +313,9 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     )
 
 
-def _lanes_used(shown: _Shown) -> Ints:
-    """Return for each row how many lines it has, down to the last with an op."""
-    lane = shown.ops.stream(np.arange(shown.ops.first[-1]))
-    line_of = {line.stream: number for number, line in enumerate(shown.lines, 1)}
-    number = np.array([line_of.get(stream, 1) for stream in shown.ops.stream_names])[lane]
-    last, used = np.maximum.reduceat(number, shown.ops.first[:-1]), np.ones(shown.rows.row[-1] + 1, np.int64)
-    np.maximum.at(used, shown.rows.row, last[shown.rows.worker])
-    return used
-
-
-def _started_at(shown: _Shown) -> float | None:
-    if not shown.stored.has_workers:
-        return None
-    return results().job(shown.stored.name).trace.step_starts.get(shown.state.step)
-
-
 def _spans(texts: Mapping[str, str]) -> flask.Response:
     """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
-    shown = _Shown(texts)
+    shown = _shown(texts)
     pinned, rows, window = shown.rows.pinned, len(shown.rows.group), None
     first, last = pinned, rows
     if count(shown.ops, shown.rows.worker, shown.lines) > WHOLE_SPANS:
@@ -218,15 +334,12 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
-    arrays = {name: getattr(drawn, name) for name in names}
-    if isinstance(shown.ops, StreamOps):
-        arrays["name"] = shown.ops.name[drawn.seq]
-    return _binary(header, arrays)
+    return _binary(header, {name: getattr(drawn, name) for name in names} | shown.names_of(drawn.seq))
 
 
 def _path(texts: Mapping[str, str]) -> flask.Response:
     """Return the critical path of the first replay shown, with the positions of its ops in the view."""
-    shown = _Shown(texts, with_workers=True)
+    shown = _shown(texts, with_workers=True)
     ops, replay = shown.ops, shown.lines[0].replay
     path = path_spans(results().replay(shown.stored.name), ops, replay)
     line = _line_of(shown, path.op, replay)
@@ -270,15 +383,12 @@ def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
 
 
 def _op(texts: Mapping[str, str]) -> flask.Response:
-    shown = _Shown(texts)
+    shown = _shown(texts)
     name = shown.state.op
     op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or op is None:
         raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
-    if isinstance(shown.ops, StreamOps):
-        title, rows = shown.ops.names[shown.ops.name[op]], shown.ops.facts(op)
-    else:
-        title, rows = name.kind, _said(shown, name, OpKind(name.kind), op)
+    title, rows = shown.op_words(name, op)
     return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, op)})
 
 
@@ -297,54 +407,18 @@ def _arrows(shown: _Shown, op: int) -> list[list[list[float]]]:
 
 def _sums(texts: Mapping[str, str]) -> flask.Response:
     """The sums by kind of the range that is selected, or of the window, as rows of text."""
-    shown = _Shown(texts)
+    shown = _shown(texts)
     state, workers = shown.state, len(shown.workers)
     window = state.window(1) or Window(shown.ops.begin(), shown.ops.end(shown.lines[0].replay), 1)
     if state.range_ms is not None:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
     totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
-    who = "rank" if isinstance(shown.ops, StreamOps) else "worker"
-    of = f"{workers:,} {who}{'' if workers == 1 else 's'}"
+    of = counted(workers, shown.who)
     wide = (window.end_s - window.start_s) * max(workers, 1)
     rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
     title = f"{totals['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
     return flask.jsonify({"title": title, "heads": ["Kind", "Ops", "Total", "Share"], "rows": rows})
-
-
-def _said(shown: _Shown, name: OpName, kind: OpKind, op: int) -> list[list[str]]:
-    ops, ops_shown = shown.ops, np.array([op])
-    facts = _facts_of(shown, name.worker)
-    ratio = float(ops.ratios(ops_shown, Replay.RECORDED)[0])
-    rows = [
-        ["rank", facts[0]],
-        ["host", facts[1]],
-        ["worker", name.worker.coordinates],
-        ["microbatch", str(ops.microbatch[op]) if ops.microbatch[op] >= 0 else "-"],
-        ["chunk", str(ops.chunk[op]) if ops.chunk[op] >= 0 else "-"],
-        ["number of its kind", str(name.seq)],
-    ]
-    for replay in Replay:
-        start, duration = float(ops.start[replay][op]), float(ops.duration[replay][op])
-        rows.append([f"{replay}: start", f"{start * 1e3:,.3f} ms"])
-        rows.append([f"{replay}: duration", seconds(duration)])
-        if kind.is_communication:
-            rows.append(
-                [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
-            )
-    own = "transfer" if kind.is_communication else "own time"
-    peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[kind.code])
-    rows += [
-        [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
-        [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
-        ["peer median", peers],
-        ["ratio to peers", said_ratio(ratio)],
-        ["launch delay", seconds(float(ops.launch_delay[op]))],
-    ]
-    started = _started_at(shown)
-    if started is not None:
-        rows.append(["started", viewer().moment(started + float(ops.start[Replay.RECORDED][op]))])
-    return rows
 
 
 def said_ratio(ratio: float) -> str:
@@ -364,64 +438,12 @@ def _facts_of(shown: _Shown, worker: Worker) -> tuple[str, str]:
 
 def _slowest(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
-    shown = _Shown(texts)
-    table = _slowest_table(shown, SLOWEST_SHOWN)
-    if isinstance(shown.ops, StreamOps):
-        return flask.jsonify(_longest(shown.ops, table))
-    rows = [
-        {
-            "name": f"{row['dp_rank']},{row['pp_rank']},{row['kind']},{row['seq']}",
-            "cells": [
-                f"dp {row['dp_rank']}, stage {row['pp_rank']}" if row["rank"] is None else f"rank {row['rank']}",
-                row["host"] or "-",
-                f"dp {row['dp_rank']}, stage {row['pp_rank']}",
-                row["kind"],
-                "-" if row["microbatch"] is None else str(row["microbatch"]),
-                f"{row['start_s'] * 1e3:,.3f} ms",
-                seconds(row["duration_s"]),
-                seconds(row["cost_s"]),
-                "-" if row["peer_median_s"] is None else seconds(row["peer_median_s"]),
-                "no peers" if row["ratio"] is None else said_ratio(row["ratio"]),
-                seconds(row["beyond_peers_s"]),
-                seconds(row["launch_delay_s"]),
-            ],
-        }
-        for row in table.iter_rows(named=True)
-    ]
-    heads = ["Rank", "Host", "Worker", "Op kind", "Microbatch", "Start", "Duration", "Own time", "Peer median"]
-    return flask.jsonify({"heads": [*heads, "Ratio", "Beyond peers", "Launch delay"], "rows": rows})
-
-
-def _longest(ops: StreamOps, table: pl.DataFrame) -> dict[str, Any]:
-    """The longest ops of ranks, in the form of the slowest."""
-    heads = ["Rank", "Track", "Kind", "Op", "Start", "Duration"]
-    each_s, unit = (1e-3, "ms") if (table["start_s"] < 1).all() else (1.0, "s")
-    rows = [
-        {
-            "name": f"{row['rank']},0,{LANE_OP},{row['seq']}",
-            "cells": [
-                ops.who(row["rank"]),
-                *(cut(row[name], LONGEST_NAME) for name in ("on", "kind", "op")),
-                f"{row['start_s'] / each_s:,.3f} {unit}",
-                seconds(row["duration_s"]),
-            ],
-        }
-        for row in table.iter_rows(named=True)
-    ]
-    return {"heads": heads, "rows": rows}
+    shown = _shown(texts)
+    return flask.jsonify(shown.listed(shown.slowest(SLOWEST_SHOWN)))
 
 
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    return csv_file("slowest-ops", _slowest_table(_Shown(texts), SLOWEST_IN_CSV))
-
-
-def _slowest_table(shown: _Shown, most: int) -> pl.DataFrame:
-    """The slowest ops of the view with rank and host; without peers, the longest."""
-    table = slowest(shown.ops, shown.workers, shown.lines, shown.state.window(1), most, shown.state.find)
-    if isinstance(shown.ops, StreamOps):
-        return shown.ops.described(table)
-    joined = table.join(shown.about, on=["dp_rank", "pp_rank"], how="left", maintain_order="left")
-    return joined.select("dp_rank", "pp_rank", "rank", "host", *table.columns[2:])
+    return csv_file("slowest-ops", _shown(texts).slowest(SLOWEST_IN_CSV))
 
 
 def _export(texts: Mapping[str, str]) -> flask.Response:
