@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from tracekit.base import memory
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.option_sections import SectionedCommand
+from tracekit.base.paths import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.options import (
@@ -31,6 +32,8 @@ from tracekit.commands.options import (
     parse_steps,
     read_job,
 )
+from tracekit.sources.recognise import is_a, wrong_source
+from tracekit.sources.source import Content
 from tracekit.trace.model import TraceKind
 from tracekit.trace.post_training import Format
 
@@ -484,7 +487,11 @@ def rl_command(
         check_writable(html, PAGE_FILE)
     stated = None if gpus is None else Gpus.parse(gpus)
     with progress("reading the log") as tell:
-        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
+        try:
+            job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
+        except FormatError as error:
+            reports = [Look(file) for file in files if is_a(Content.REPORT, file)]
+            raise (wrong_source(reports[0], Content.TRACE) if reports else None) or error from None
         report = job.whatif(fix=what_ifs, progress=tell)
     if html is not None:
         write_text(html, page(report), PAGE_FILE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,7 +39,7 @@ from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
-from tracekit.report.conclusions import Answer, Finding, Fix, Patterns, RunVerdict, Trust, Verdict
+from tracekit.report.conclusions import Answer, EvidenceFigure, Finding, Fix, Patterns, RunVerdict, Trust, Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import GpuInReport, MetricsInReport, OnGpu
 from tracekit.report.questions import Bubbles, Experts, Overlap, Question
@@ -50,6 +51,7 @@ from tracekit.report.tables import (
     Correlation,
     Coverage,
     Kernels,
+    LegendEntry,
     MarkedStep,
     Maybe,
     MethodUsed,
@@ -62,8 +64,10 @@ from tracekit.report.tables import (
     Outline,
     Picture,
     Section,
+    SeriesLine,
     Table,
     Times,
+    UsualBand,
     WaitFor,
     frame_of,
     safe_csv,
@@ -403,6 +407,14 @@ def json_schema() -> dict[str, Any]:
 
 #: Shares are at most 1, but for rounding.
 _ROUNDING = 1e-6
+#: What a terminal may obey; lines and tabs are harmless.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Fields with names as they were recorded or typed, which every renderer escapes, and structs whose names are ours.
+_NAMES = frozenset(
+    {"name", "names", "op", "call", "value", "labels", "peer", "group", "host", "hosts", "device", "gpu", "gpu_uuid",
+     "gpu_uuids", "selection", "warnings", "question"}
+)  # fmt: skip
+_NAMED_BY_US = (Remark, EvidenceFigure, SeriesLine, UsualBand, LegendEntry)
 #: Texts have fewer characters: longer ones take a renderer minutes to wrap.
 _LONGEST_TEXT = 100_000
 
@@ -466,9 +478,11 @@ def _impossible(report: Report) -> Iterator[str]:
         if not -_ROUNDING <= share <= 1 + _ROUNDING:
             yield f"{name} of {share:.0%}"
     yield from _mismatched(report)
-    for text in _texts(report):
+    for text, is_name in _texts(report):
         if len(text) > _LONGEST_TEXT:
             yield f"a text of {len(text):,} characters, {text[:20]!r}"
+        if not is_name and (control := _CONTROL.search(text)):
+            yield f"a text with the control character {control[0]!r}, {text[:20]!r}"
 
 
 def _mismatched(report: Report) -> Iterator[str]:
@@ -494,15 +508,17 @@ def _mismatched(report: Report) -> Iterator[str]:
             yield f"a section {section.title!r:.40} whose parts do not fit together"
 
 
-def _texts(content: Any) -> Iterator[str]:
-    """Every text in a report."""
+def _texts(content: Any, *, is_name: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every text in a report, and whether it is a name from outside."""
     if isinstance(content, str):
-        yield content
+        yield content, is_name
     elif isinstance(content, Struct):
-        for name in content.__struct_fields__:
-            yield from _texts(getattr(content, name))
+        for field in content.__struct_fields__:
+            escaped = field in _NAMES and not isinstance(content, _NAMED_BY_US)
+            escaped |= field == "kind" and isinstance(content, OnPath)
+            yield from _texts(getattr(content, field), is_name=escaped)
     elif isinstance(content, list | tuple):
         for each in content:
-            yield from _texts(each)
+            yield from _texts(each, is_name=is_name)
     elif isinstance(content, dict):
-        yield from _texts([*content, *content.values()])
+        yield from _texts([*content, *content.values()], is_name=is_name)
