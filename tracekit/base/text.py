@@ -116,6 +116,11 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(ranges) > most else ''}"
 
 
+def steps_text(first: int, last: int) -> str:
+    """Steps in a row: "step 7", or "steps 7 to 12"."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
 def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False) -> str:
     """What a cause costs; a cause that hides behind another one costs little until that is gone.
 

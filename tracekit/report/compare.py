@@ -20,7 +20,7 @@ from msgspec import UNSET
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, ranks_text, seconds, three_digits
+from tracekit.base.text import counted, ranks_text, seconds, steps_text, three_digits
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.report.tables import Contribution, OfStep
@@ -167,14 +167,11 @@ def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> 
             f"step {first_after} cannot split the job: it has {len(later)} steps from {first} to {last}; expected a"
             f" step from {first + 1} to {last}"
         )
-    return (
-        _side(name, report, workers, ~later, _steps_in_words(workers.steps[~later])),
-        _side(name, report, workers, later, _steps_in_words(workers.steps[later])),
+    before, after = (
+        _side(name, report, workers, chosen, steps_text(*workers.steps[chosen][[0, -1]].tolist()))
+        for chosen in (~later, later)
     )
-
-
-def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    return before, after
 
 
 def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
