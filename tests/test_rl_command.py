@@ -51,12 +51,11 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
     few = write(tmp_path / "few.jsonl", [line for line in timed if line["step"] < 3])
     for log, known in ((few, False), (tmp_path / "verl.log", False), (write(tmp_path / "run.jsonl", timed), True)):
         report = tracekit.load(log).report
-        account = report.rl
         assert report.trust.trustworthy == known, log
         assert ({fix.withheld for fix in report.fixes} == {reason}) != known
         assert {cause.confidence > 0 for cause in report.findings if cause.priced} <= {known}
-        assert all((price.high_s is not None) == known for price in account.what_if)
-        assert {price.assumes for price in account.what_if} == {reason} or known
+        assert all((price.high_s is not None) == known for price in report.what_if)
+        assert {price.assumes for price in report.what_if} == {reason} or known
         assert bool(Findings(report).verdict().alarming) == known
     words = " ".join(run("rl", few, "--html", tmp_path / "page.html").out.split())
     for text in (words, markdown(tracekit.load(few).report), (tmp_path / "page.html").read_text()):

@@ -8,7 +8,7 @@ The parts of one job are ranges of steps; both are measured against the ideal of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -235,17 +235,17 @@ def verdict(before: Side, after: Side) -> EffectInWords:
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
         what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
-        words, show = ("less", "more"), seconds
+        show: Callable[[float], str] = seconds
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         # Beside the whole step: of a loss of 0.1 %, no change is large.
         change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
-        what, words, show = "a step loses", ("less", "more"), lambda value: f"{value - 1:.1%}"
+        what, show = "a step loses", lambda value: f"{value - 1:.1%}"
         size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
-    now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
+    now, then, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
     outcome = _outcome(change)
     if outcome is ChangeEffect.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"

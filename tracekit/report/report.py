@@ -30,7 +30,6 @@ from tracekit.analysis.rl.account import (
     LossTime,
     PhaseTime,
     Price,
-    RlAccount,
     Sides,
     ToolsBound,
     Unlike,
@@ -251,11 +250,6 @@ class Report(Struct, frozen=True, kw_only=True):
     def daily(self) -> bool:
         """Whether enough was recorded to say what a day costs."""
         return bool(self.assumptions)
-
-    @property
-    def rl(self) -> RlAccount | None:
-        """The account of a run of post-training, whose keys are those of the report; None for other jobs."""
-        return msgspec.convert(self, RlAccount, from_attributes=True) if self.job.source == "rl" else None
 
     @property
     def caveat(self) -> str:
