@@ -15,7 +15,6 @@ from tests.handmade import run
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import LossTime, RlAccount
 from tracekit.dashboards.documents.markdown import markdown
-from tracekit.report.findings import Findings
 from tracekit.report.report import json_schema
 
 VERL = "".join(
@@ -56,7 +55,7 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
         assert {cause.confidence > 0 for cause in report.findings if cause.priced} <= {known}
         assert all((price.high_s is not None) == known for price in report.what_if)
         assert {price.assumes for price in report.what_if} == {reason} or known
-        assert bool(Findings(report).verdict().alarming) == known
+        assert bool(report.alarming) == known
     words = " ".join(run("rl", few, "--html", tmp_path / "page.html").out.split())
     for text in (words, markdown(tracekit.load(few).report), (tmp_path / "page.html").read_text()):
         assert "NOT TRUSTED, looks like REWARD" in text

@@ -34,8 +34,7 @@ from tracekit.commands.options import (
 )
 from tracekit.sources.recognise import is_a, wrong_source
 from tracekit.sources.source import Content
-from tracekit.trace.model import TraceKind
-from tracekit.trace.post_training import Format
+from tracekit.trace.model import Format, TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan

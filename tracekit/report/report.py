@@ -38,7 +38,18 @@ from tracekit.base.atomic_write import Kind, replacing, starting_with
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
-from tracekit.report.conclusions import Answer, EvidenceFigure, Finding, Fix, Patterns, RunVerdict, Trust, Verdict
+from tracekit.report.conclusions import (
+    SMALLEST_ALARMING_SHARE,
+    Answer,
+    CauseInWords,
+    EvidenceFigure,
+    Finding,
+    Fix,
+    Patterns,
+    RunVerdict,
+    Trust,
+    Verdict,
+)
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import GpuInReport, MetricsInReport, OnGpu
 from tracekit.report.questions import Bubbles, Experts, Overlap, Question
@@ -256,6 +267,18 @@ class Report(Struct, frozen=True, kw_only=True):
         """What stands before the kind of a loss in every output: empty if the report is to be believed."""
         believed = self.trust.trustworthy or self.verdict.kind is LossKind.CONTRADICTION
         return "" if believed else "NOT TRUSTED, looks like "
+
+    @property
+    def judged(self) -> bool:
+        """Whether it shows how the job is doing."""
+        return self.trust.trustworthy and self.verdict.kind is not LossKind.CONTRADICTION
+
+    @property
+    def alarming(self) -> tuple[CauseInWords, ...]:
+        """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
+        if not self.judged or self.verdict.kind in (LossKind.BALANCED, LossKind.MINOR):
+            return ()
+        return tuple(each for each in self.answer.accounts if each.share >= SMALLEST_ALARMING_SHARE)
 
     @property
     def leading_finding(self) -> Finding | None:
