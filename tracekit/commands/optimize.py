@@ -18,7 +18,7 @@ from tracekit.base.errors import ExitCode, SelectionError, extra
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.options import OUT, PATH, JobArguments, console, parse_layers, trace_source
+from tracekit.commands.options import AS_JSON, OUT, PATH, JobArguments, console, parse_layers, trace_source
 from tracekit.report.questions import PlacedLayer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--layers", metavar="N,N", help="Layers of each stage of TRACE [default: those of its metadata].")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
               metavar="SECONDS", help="End the search then, with the best plan so far and what is proven.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def optimize_command(
     source: JobArguments,
     model: Path | None,
@@ -145,7 +145,7 @@ class ExpertsOutput(msgspec.Struct, frozen=True):
 @click.option("--replicas", type=_REPLICAS, required=True, help="Replicas of all experts, equally many on each rank.")
 @click.option("--nodes", type=_COUNT, default=1, show_default=True, help="Nodes that the ranks are on, in order.")
 @click.option("--groups", type=_COUNT, default=1, show_default=True, help="Groups of experts that stay on one node.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@AS_JSON
 def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: int, as_json: bool) -> int:
     """Where should experts and their replicas be? Places them so that the heaviest rank has few tokens.
 

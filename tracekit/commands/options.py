@@ -84,6 +84,11 @@ class PriceType(click.FloatRange):
         return price
 
 
+#: Options of several commands.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+FULL = click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+GPU_HOUR = click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
+HTML = click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
@@ -182,12 +187,10 @@ class JobArguments(Struct, frozen=True):
                 raise missing
             with hushed_panics():
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
-        from tracekit.trace.model import TraceKind
-
         store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
-        if self.stored_window().kind is not TraceKind.PIPELINE:
+        if not self.stored_window().kind.in_batches:
             return None
         return store.of_ops(name, self.window, use)
 
@@ -232,7 +235,7 @@ def _is_pipeline(path: Path, layout: Path | None) -> bool:
     if path.suffix != ".parquet" or not os.path.lexists(path):
         return False
     source = with_content(Content.TRACE, Look(path))
-    return source is not None and (layout is not None or source.name == "tracekit")
+    return source is not None and (layout is not None or source.in_batches)
 
 
 def read_job(*paths: Path, **stated: Any) -> Job:

@@ -20,11 +20,14 @@ from tracekit.base.paths import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.options import (
+    AS_JSON,
+    FULL,
+    GPU_HOUR,
+    HTML,
     OUT,
     PATH,
     Condition,
     JobArguments,
-    PriceType,
     console,
     executor_of,
     job_source,
@@ -34,7 +37,7 @@ from tracekit.commands.options import (
 )
 from tracekit.sources.recognise import is_a, wrong_source
 from tracekit.sources.source import Content
-from tracekit.trace.model import Format, TraceKind
+from tracekit.trace.model import Format
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
@@ -131,13 +134,13 @@ _SECTIONS = {
     metavar="TRACE",
     help="The same job by `tracekit collect`: how long its steps take.",
 )
-@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@FULL
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
-@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@GPU_HOUR
+@AS_JSON
 @click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
-@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
+@HTML
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=OUT, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=OUT, metavar="FILE", help="Also write exact S per worker and step.")
@@ -298,7 +301,7 @@ def _engine_for(source: JobArguments) -> str:
     free = _free_bytes()
     if not source.traces:
         window = source.stored_window()
-        ops = window.ops if window.kind is TraceKind.PIPELINE else 0
+        ops = window.ops if window.kind.in_batches else 0
     else:
         (path, *more) = source.traces
         if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
@@ -457,8 +460,8 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     "--what-if", "what_ifs", multiple=True, metavar="X",
     help="Price X: staleness=K, partial=Q, engines=N, split=A:B, longest-first. Repeatable.",
 )  # fmt: skip
-@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with pictures.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@HTML
+@AS_JSON
 def rl_command(
     files: tuple[Path, ...],
     written_by: str,

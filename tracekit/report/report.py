@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +34,13 @@ from tracekit.analysis.rl.account import (
     ToolsBound,
     Unlike,
 )
-from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
 from tracekit.report.conclusions import (
     SMALLEST_ALARMING_SHARE,
+    Accused,
     Answer,
     CauseInWords,
     EvidenceFigure,
@@ -79,7 +80,9 @@ from tracekit.report.tables import (
     Times,
     UsualBand,
     WaitFor,
+    csv_kind,
     frame_of,
+    row_type,
     safe_csv,
 )
 from tracekit.trace.facts import Lack, MissingMembers, tokens_per_s
@@ -101,28 +104,8 @@ PIPELINE_TABLES = (
     "critical_workers",
     "forward_backward_correlation",
 )
-_TABLES = {
-    "pipeline": (*PIPELINE_TABLES, *COMMON_TABLES),
-    "rl": (*COMMON_TABLES, "phases", "losses", "alternatives"),
-}
-#: The type of a row of each table, and columns of the JSON that a table leaves out.
-_ROWS: dict[str, type[Struct]] = {
-    "by_kind": Contribution,
-    "by_pp_rank": Contribution,
-    "by_dp_rank": Contribution,
-    "by_worker": OfWorker,
-    "by_step": OfStep,
-    "by_label": OfLabel,
-    "critical_path": OnPath,
-    "critical_workers": OnPath,
-    "forward_backward_correlation": Correlation,
-    "questions": Question,
-    "causes": Finding,
-    "fixes": Fix,
-    "phases": PhaseTime,
-    "losses": LossTime,
-    "alternatives": Price,
-}
+_POST_TRAINING_TABLES = ("phases", "losses", "alternatives")
+#: Columns of the JSON that a table leaves out.
 _LEFT_OUT = {
     "causes": ("signature", "effect", "bound", "saved_when_acting_s", "refuted_by", "costs", "priced"),
     "fixes": ("edit", "unprofiled_step_s"),
@@ -281,6 +264,11 @@ class Report(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.answer.accounts if each.share >= SMALLEST_ALARMING_SHARE)
 
     @property
+    def accused(self) -> Accused:
+        """The ranks to blame, as scripts get them."""
+        return Accused(self.name, self.trust.trustworthy, self.answer.trust, self.answer.culprits)
+
+    @property
     def leading_finding(self) -> Finding | None:
         """The first cause of the largest loss that has one; None if no loss has a known cause."""
         return next((self.findings[loss.causes[0]] for loss in self.verdict.losses if loss.causes), None)
@@ -361,14 +349,15 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def table_names(self) -> tuple[str, ...]:
         """The names for `table`."""
-        return _TABLES.get(self.job.source, COMMON_TABLES)
+        of_workers = PIPELINE_TABLES if self.by_worker is not UNSET else ()
+        return (*of_workers, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
         if name not in self.table_names:
             raise SelectionError(f"no table {name!r}; there are {', '.join(self.table_names)}")
-        rows: dict[str, Sequence[Struct]] = {"causes": self.findings, "alternatives": self.what_if or ()}
-        return frame_of(rows[name] if name in rows else getattr(self, name), _ROWS[name], _LEFT_OUT.get(name, ()))
+        field = {"causes": "findings", "alternatives": "what_if"}.get(name, name)
+        return frame_of(getattr(self, field), row_type(Report, field), _LEFT_OUT.get(name, ()))
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """Every table by name, as `write_csv` writes them."""
@@ -407,7 +396,7 @@ def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[s
         raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
     with ExitStack() as files:  # all of them or, if one fails, none
         for name, table in tables.items():
-            kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
+            kind = csv_kind("this table of tracekit", table.columns)
             files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 
 

@@ -81,7 +81,7 @@ def _is_profile(path: Path) -> bool:
 
 def only_job(path: Path) -> Path:
     """The path, or the only job in a folder. Raises FormatError for a folder that holds several."""
-    return path if with_content(Content.TRACE, Look(path)) is not None else only_of(path, jobs_in(path))
+    return path if is_a(Content.TRACE, path) else only_of(path, jobs_in(path))
 
 
 def only_of(path: Path, jobs: Sequence[Path]) -> Path:
@@ -120,8 +120,7 @@ def _jobs_in(folder: Path, search: Search) -> Iterator[Path]:
         return
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     search.count(len(entries))
-    look = Look(folder)
-    if any(entry.name.endswith(OTHER_ENDINGS) for entry in entries) and _is_one_job(look):
+    if any(entry.name.endswith(OTHER_ENDINGS) for entry in entries) and is_a(Content.TRACE, folder):
         yield folder
         return
     for entry in entries:
@@ -134,13 +133,9 @@ def _jobs_in(folder: Path, search: Search) -> Iterator[Path]:
             yield path
 
 
-def _is_one_job(look: Look) -> bool:
-    return with_content(Content.TRACE, look) is not None
-
-
 def _is_trace(path: Path) -> bool:
     """True if a file is a trace by its first bytes, or if it cannot be read, so that reading reports why."""
-    return not os.access(path, os.R_OK) or _is_one_job(Look(path))
+    return not os.access(path, os.R_OK) or is_a(Content.TRACE, path)
 
 
 def windows_of(store: Path) -> Iterator[Path]:

@@ -64,7 +64,7 @@ class Source(Struct, frozen=True):
     `content`: what it holds. `read`: its job, None if it holds none. `takes`: names of the options that `read` uses.
     `command`: the words before the path on the command line that shows it. `sentence`: what to say of it to a command
     that wants something else. `description`: a line for lists of formats. `page`: of the documentation. `kinds`: what
-    reports on it cannot show.
+    reports on it cannot show. `in_batches`: whether steps of such a file can be analysed in batches.
     """
 
     name: str
@@ -78,6 +78,7 @@ class Source(Struct, frozen=True):
     description: str = ""
     page: str = ""
     kinds: tuple[SourceKind, ...] = ()
+    in_batches: bool = False
 
     def instead(self, look: Look, wanted: Content) -> str:
         """What the path is, and what to type, for a command that wants another kind."""

@@ -189,6 +189,11 @@ class TraceKind(StrEnum):
     PIPELINE = "pipeline"
     OPS = "ops"
 
+    @property
+    def in_batches(self) -> bool:
+        """Whether its steps can be analysed in batches."""
+        return self is TraceKind.PIPELINE
+
 
 class Format(StrEnum):
     """Who wrote a log of post-training."""
