@@ -108,7 +108,7 @@ def main() -> None:
         _end_interrupted()
     except NotAStoreError as error:
         from tracekit.base.paths import Look
-        from tracekit.sources.recognise import wrong_source
+        from tracekit.sources.load import wrong_source
         from tracekit.sources.source import Content
 
         say(f"tracekit: {bounded(printable(str(wrong_source(Look(error.path), Content.STORE) or error)))}")

@@ -23,7 +23,7 @@ from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
 from tracekit.report.report import read_report
-from tracekit.sources.recognise import is_a, jobs_in, source_of, wrong_source
+from tracekit.sources.load import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
 
 

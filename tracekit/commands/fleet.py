@@ -21,6 +21,8 @@ from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, printable
 from tracekit.commands.options import AS_JSON, FULL, HTML, OUT, PATH, console, executor_of
+from tracekit.sources.load import wrong_source
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from tracekit.fleet.study import RunSummary, Standing, Study
@@ -97,8 +99,6 @@ def run(
 def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.fleet.study import Study
-    from tracekit.sources.recognise import wrong_source
-    from tracekit.sources.source import Content
 
     opened = Study(path)
     try:

@@ -19,6 +19,8 @@ from tracekit.base.paths import Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
 from tracekit.commands.options import AS_JSON, OUT, job_names, made_folder
+from tracekit.sources.load import wrong_source
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -81,8 +83,6 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.collectors.importers.sniff import has_dumps
     from tracekit.dashboards.terminal.hang_lines import report_lines
-    from tracekit.sources.recognise import wrong_source
-    from tracekit.sources.source import Content
 
     with progress("reading the dumps") as tell:
         newest = newest_dumps(directory)

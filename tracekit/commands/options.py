@@ -23,8 +23,8 @@ from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionEr
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import did_you_mean, printable, short
-from tracekit.sources.recognise import is_a, with_content
-from tracekit.sources.source import Content, WrongSourceError
+from tracekit.sources.load import is_a, with_content
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -179,7 +179,7 @@ class JobArguments(Struct, frozen=True):
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
         if self.traces:
-            from tracekit.sources.recognise import only_job, wrong_source
+            from tracekit.sources.load import only_job, wrong_source
 
             path = only_job(self.traces[0])
             look = Look(path)
@@ -247,10 +247,10 @@ def read_job(*paths: Path, **stated: Any) -> Job:
     try:
         with hushed_panics():
             return load_trace(*paths, **stated)
-    except WrongSourceError as error:
-        if error.source is None or error.source.content is not Content.STORE:
+    except FormatError:
+        if len(paths) > 1 or not is_a(Content.STORE, paths[0]):
             raise
-        raise FormatError(f"{shown(error.look.path)}: a store, not a trace; {_with_store(error.look.path)}") from None
+        raise FormatError(f"{shown(paths[0])}: a store, not a trace; {_with_store(paths[0])}") from None
 
 
 def _with_store(path: Path) -> str:

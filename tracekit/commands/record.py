@@ -37,6 +37,8 @@ from tracekit.commands.options import (
     read_job,
     store_at,
 )
+from tracekit.sources.load import are_one_job, jobs_in, plugged_in
+from tracekit.sources.registry import FORMATS
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
@@ -79,13 +81,7 @@ def import_command(
     Up to 50 are stored together: all of them, or none if one is bad. More are stored 50 at a time; after an import
     that ended early, repeat the command.
     """
-    from tracekit.sources.load import are_one_job
-    from tracekit.sources.recognise import jobs_in
-
     if importer == _LIST:
-        from tracekit.sources.recognise import plugged_in
-        from tracekit.sources.registry import FORMATS
-
         for entry in (*FORMATS.values(), *plugged_in()):
             click.echo(f"{entry.name:<20} {entry.description}")
         return

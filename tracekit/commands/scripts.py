@@ -37,6 +37,8 @@ from tracekit.commands.options import (
     traces_or_job_names,
 )
 from tracekit.report.conclusions import Accused, Culprit, Nodes, hostlist, is_node_name, nodes_of
+from tracekit.sources.load import is_a
+from tracekit.sources.source import Content
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
@@ -255,9 +257,6 @@ def gate_command(
 
 def _named(baseline: str, run: JobArguments) -> JobArguments:
     """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
-    from tracekit.sources.recognise import is_a
-    from tracekit.sources.source import Content
-
     colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:
         if is_a(Content.STORE, Path(baseline[:colon])):
@@ -337,8 +336,6 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.dashboards.terminal.verdicts import print_bill
     from tracekit.report.tables import safe_csv
-    from tracekit.sources.recognise import is_a
-    from tracekit.sources.source import Content
     from tracekit.store import Store
 
     if as_json and as_csv:

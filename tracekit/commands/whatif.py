@@ -35,7 +35,7 @@ from tracekit.commands.options import (
     parse_steps,
     read_job,
 )
-from tracekit.sources.recognise import is_a, wrong_source
+from tracekit.sources.load import is_a, wrong_source
 from tracekit.sources.source import Content
 from tracekit.trace.model import Format
 

@@ -288,7 +288,7 @@ def _is_parquet(look: Look) -> bool:
 def _is_op_trace(look: Look) -> bool:
     if look.path.suffix != PARQUET or look.is_folder:
         return False
-    from tracekit.trace.op import is_op_trace
+    from tracekit.trace.canonical import is_op_trace
 
     return is_op_trace(look.path)
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tracekit.base.errors import FormatError
-from tracekit.base.paths import Look, command, shown
+from tracekit.base.paths import Look, command
 from tracekit.trace.facts import SourceKind
 from tracekit.trace.model import TimeUnit
 
@@ -85,11 +84,3 @@ class Source(Struct, frozen=True):
         if self.sentence is not None:
             return self.sentence(look, wanted)
         return f"{self.title}, not {wanted}; type `{command(*self.command, look.path)}`"
-
-
-class WrongSourceError(FormatError):
-    """A path that holds something else than the command wants. `look`, `source`: the path and its entry, if known."""
-
-    def __init__(self, look: Look, source: Source | None, words: str) -> None:
-        super().__init__(f"{shown(look.path)}: {words}")
-        self.look, self.source = look, source
