@@ -1,6 +1,6 @@
 """The command line: the group of commands, and how errors end a command.
 
-In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `exit_codes.py`. Heavy imports
+In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `ExitCode`. Heavy imports
 are inside the commands (`commands/`), so that `--help` is fast.
 """
 
