@@ -12,10 +12,10 @@ import pytest
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tests.outputs import report_schema
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import LossTime, RlAccount
 from tracekit.dashboards.documents.markdown import markdown
-from tracekit.report.report import json_schema
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
@@ -88,7 +88,7 @@ def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     log = write(tmp_path / "run.jsonl", lines())
     report = json.loads(run("rl", log, "--json").out)
     assert report == json.loads(run("whatif", log, "--json").out)
-    assert list(report)[-len(KEYS) :] == list(json_schema()["$defs"]["Report"]["properties"])[-len(KEYS) :] == KEYS
+    assert list(report)[-len(KEYS) :] == list(report_schema()["$defs"]["Report"]["properties"])[-len(KEYS) :] == KEYS
     assert set(KEYS) | {"job"} == set(RlAccount.__struct_fields__)
     job = {"format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories"}
     assert {name: report["job"][name] for name in job} == job

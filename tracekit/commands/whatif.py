@@ -470,7 +470,7 @@ def rl_command(
     what_ifs: tuple[str, ...],
     html: Path | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Where did the step of post-training go, and what would a step of staleness buy?
 
     FILE is the log of verl, OpenRLHF, slime, NeMo-RL, SkyRL or open-instruct, or trajectories and phases with their
@@ -504,4 +504,3 @@ def rl_command(
         from tracekit.dashboards.terminal.report import print_report
 
         print_report(report, console())
-    return ExitCode.DONE

@@ -406,11 +406,6 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     return f"{shown:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the report, which is shipped as report.schema.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
-
-
 #: Shares are at most 1, but for rounding.
 _ROUNDING = 1e-6
 #: What a terminal may obey; lines and tabs are harmless.
