@@ -118,7 +118,7 @@ class TraceCoverage:
         cls, layout: Layout, dp_rank: np.ndarray, pp_rank: np.ndarray, steps: int, worker_steps: int
     ) -> TraceCoverage:
         """`dp_rank`, `pp_rank`: of the traced workers, repeated or not, in any order. `worker_steps`: those traced."""
-        import numpy as np  # `--help` needs none
+        import numpy as np  # commands that only recognise a path do without
 
         workers = traced_dp_ranks(layout, dp_rank) * layout.pp
         traced = np.zeros((max(workers // layout.pp, int(dp_rank.max()) + 1), layout.pp), dtype=bool)

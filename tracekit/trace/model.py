@@ -195,18 +195,6 @@ class TraceKind(StrEnum):
         return self is TraceKind.PIPELINE
 
 
-class Format(StrEnum):
-    """Who wrote a log of post-training."""
-
-    VERL = "verl"
-    OPENRLHF = "openrlhf"
-    SLIME = "slime"
-    NEMO_RL = "nemo-rl"
-    SKYRL = "skyrl"
-    OPEN_INSTRUCT = "open-instruct"
-    TRAJECTORIES = "trajectories"
-
-
 @dataclass(frozen=True)
 class ProcessGroup:
     """The global `ranks` that communicate under this `name`, in ascending order."""
@@ -295,3 +283,15 @@ class Layout:
         if unknown := sorted(set(sizes) - names):
             raise LayoutError(f"layout: unknown size {quoted(unknown[0])}; known: {', '.join(sorted(names))}")
         return cls(**sizes)
+
+
+class Format(StrEnum):
+    """Who wrote a log of RL post-training."""
+
+    VERL = "verl"
+    OPENRLHF = "openrlhf"
+    SLIME = "slime"
+    NEMO_RL = "nemo-rl"
+    SKYRL = "skyrl"
+    OPEN_INSTRUCT = "open-instruct"
+    TRAJECTORIES = "trajectories"
