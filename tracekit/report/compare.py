@@ -22,6 +22,7 @@ from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, steps_text, three_digits
 from tracekit.report.conclusions import Finding
+from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.report import Report
 from tracekit.report.tables import Contribution, OfStep
 from tracekit.trace.facts import tokens_per_s
@@ -33,15 +34,6 @@ _LARGEST_UNSEEN = 0.03
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkerSteps:
-    """Exact S of each worker in each step: `slowdown` [steps, dp_ranks, stages]."""
-
-    steps: npt.NDArray[np.int64]
-    dp_ranks: npt.NDArray[np.int64]
-    slowdown: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +139,7 @@ class CauseChange:
     staying: tuple[tuple[Finding, Finding], ...]
 
 
-def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side:
+def whole(name: str, report: Report, workers: WorkerSlowdowns | None = None) -> Side:
     """All steps of a job. `workers`: None if nobody asks for them."""
     chosen = np.isin([row.step for row in report.by_step], _unlike_steps(report), invert=True)
     return _side(name, report, workers, chosen, name)
@@ -158,7 +150,7 @@ def _unlike_steps(report: Report) -> list[int]:
     return [step for group in report.unlike.steps for step in group.steps] if report.unlike else []
 
 
-def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
+def parts(name: str, report: Report, workers: WorkerSlowdowns, first_after: int) -> tuple[Side, Side]:
     """The steps before `first_after`, and the steps from it on. Raises SelectionError if a part has no step."""
     later = workers.steps >= first_after
     if later.all() or not later.any():
@@ -174,7 +166,9 @@ def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> 
     return before, after
 
 
-def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
+def _side(
+    name: str, report: Report, workers: WorkerSlowdowns | None, chosen: npt.NDArray[np.bool_], title: str
+) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
     job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
     sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0, "world_size": job.gpus}

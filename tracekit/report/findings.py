@@ -43,9 +43,9 @@ class WorkerSlowdowns(Struct, frozen=True):
     `steps` and `dp_ranks` name the first two axes.
     """
 
-    steps: Sequence[int]
-    dp_ranks: Sequence[int]
-    slowdown: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    dp_ranks: npt.NDArray[np.int64]
+    slowdown: npt.NDArray[np.floating[Any]]
 
     def rows(self, step_starts: Mapping[int, float]) -> pl.DataFrame:
         """One row per step: `step`, `started_at`, `dp_ranks`, and `slowdown`, in which stages vary fastest.
@@ -56,8 +56,8 @@ class WorkerSlowdowns(Struct, frozen=True):
         return pl.DataFrame(
             {
                 "step": pl.Series(self.steps, dtype=pl.Int32),
-                "started_at": pl.Series([step_starts.get(step) for step in self.steps], dtype=pl.Float64),
-                "dp_ranks": pl.Series([list(self.dp_ranks)] * steps, dtype=pl.List(pl.Int32)),
+                "started_at": pl.Series([step_starts.get(step) for step in self.steps.tolist()], dtype=pl.Float64),
+                "dp_ranks": pl.Series([self.dp_ranks.tolist()] * steps, dtype=pl.List(pl.Int32)),
                 "slowdown": self.slowdown.astype(np.float32).reshape(steps, workers),
             },
             schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
