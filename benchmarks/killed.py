@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 def section() -> str:
     """The Markdown of this section."""
     seed = random.SystemRandom().randrange(2**32)
-    chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
+    chosen = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "jobs.store")
         synthesize(SynthSpec(layout=Layout(dp=16, pp=8), steps=10)).write_parquet(Path(folder) / "job.parquet")
@@ -53,7 +53,7 @@ def section() -> str:
 def _killed_windows() -> str:
     """Kill -9 a process that appends windows and reports each one once it is stored."""
     seed = random.SystemRandom().randrange(2**32)
-    chosen = random.Random(seed)  # noqa: S311 - moments, no secrets
+    chosen = random.Random(seed)
     processes = multiprocessing.get_context("forkserver")  # DuckDB, which this process uses, does not survive a fork
     processes.set_forkserver_preload(["benchmarks.killed"])
     reported = 0

@@ -21,6 +21,7 @@ from tracekit.base.text import (
     ranks_text,
     seconds,
     short,
+    steps_text,
     three_digits,
     with_error,
 )
@@ -244,9 +245,9 @@ def who_words(cause: RunCause) -> str:
 
 def steps_words(cause: RunCause) -> str:
     """The steps that a cause slowed down; of one that comes and goes, also how many windows show it."""
-    if cause.first_step is None or cause.first_step == cause.last_step:
-        return "" if cause.first_step is None else f"step {cause.first_step}"
-    steps = f"steps {cause.first_step} to {cause.last_step}"
+    if cause.first_step is None or cause.last_step is None:
+        return ""
+    steps = steps_text(cause.first_step, cause.last_step)
     if not cause.clear_windows:
         return steps
     return f"{steps} in {cause.windows:,} of {cause.windows + cause.clear_windows:,} windows"
@@ -278,7 +279,8 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
         yield "Do", advice
     if covers := coverage_words(run):
         yield "Covers", covers
-    steps = f"steps {report.by_step[0].step} to {report.by_step[-1].step}" if report.by_step else "the newest window"
+    rows = report.by_step
+    steps = steps_text(rows[0].step, rows[-1].step) if rows else "the newest window"
     yield "Now", f"{steps}: {report.caveat}{report.verdict.label}: {report.answer.headline}"
 
 
@@ -306,7 +308,7 @@ def coverage_words(run: RunVerdict) -> str:
     """How much of a run its verdict covers; empty if it is nearly all."""
     covered = []
     if run.of_windows is not None:
-        covered.append(f"{run.windows:,} of {run.of_windows:,} windows, steps {run.first_step} to {run.last_step}")
+        covered.append(f"{run.windows:,} of {run.of_windows:,} windows, {steps_text(run.first_step, run.last_step)}")
     if run.covered_share < _COVERED:
         covered.append(
             f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"

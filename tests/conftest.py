@@ -88,12 +88,12 @@ def slow_file(tmp_path: Path) -> Path:
 def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder on sys.path; what tracekit knows of plug-ins is forgotten before and after."""
     from tracekit.base import plug_ins
-    from tracekit.sources import recognise
+    from tracekit.sources import load
 
     def forget() -> None:
         plug_ins.plug_ins.cache_clear()
         plug_ins._told.clear()
-        recognise.plugged_in.cache_clear()
+        load.plugged_in.cache_clear()
         for name in [name for name, module in sys.modules.items() if _within(module, folder)]:
             del sys.modules[name]
 

@@ -90,7 +90,7 @@ def replaced(source: str, node: ast.expr | ast.stmt, text: str) -> str:
 
 def draw(count: int, seed: int) -> list[tuple[Path, int, str]]:
     """So many mutations: file, line and the file's text afterwards; files with more code are drawn more often."""
-    chosen = random.Random(seed)  # noqa: S311 - draws need to be repeatable, not secret
+    chosen = random.Random(seed)
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if not path.is_symlink())
     drawn: list[tuple[Path, int, str]] = []
     for path in chosen.choices(files, weights=[path.stat().st_size for path in files], k=4 * count):

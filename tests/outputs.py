@@ -35,7 +35,7 @@ from tracekit.report.comparison import ComparedOutput
 from tracekit.report.finding import NEEDS
 from tracekit.report.hardware import MetricsInReport
 from tracekit.report.questions import Optimum, RunLine
-from tracekit.report.report import json_schema as report_schema
+from tracekit.report.report import Report
 from tracekit.sources.registry import FORMATS, SOURCES
 from tracekit.trace.facts import Fact
 
@@ -82,6 +82,11 @@ OUTPUTS: dict[str, Any] = {
     "hang": HangReport,
     "store sql": list[dict[str, Any]],
 }
+
+
+def report_schema() -> dict[str, Any]:
+    """The schema of a report, which is shipped as report.schema.json."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,12 +21,14 @@ from prometheus_client import generate_latest
 from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
 from tests.handmade import findings_of, run
+from tests.reports import report_with
 from tests.test_store_windows import window
 from tracekit.live.incident_words import lasted
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.receivers import DeliveryLog
 from tracekit.live.watch import StoreChanges, Watch
-from tracekit.report.findings import CauseInWords, WindowVerdict
+from tracekit.report.conclusions import CauseInWords
+from tracekit.report.report import Report
 from tracekit.store import Store
 from tracekit.store.care import damages, prune, repair
 from tracekit.store.incidents import (
@@ -48,14 +50,15 @@ SLOW = CauseInWords(
 LATE = replace(SLOW, kind="late-data-loading", part="data-loading", what="data comes late", ranks=(), hosts=())
 
 
-def verdict(*sightings: CauseInWords, kind: str = "straggler", trustworthy: bool = True) -> WindowVerdict:
-    return WindowVerdict(kind, "headline", 0.2, 0.9, trustworthy, "why", None, sightings)
+def verdict(*sightings: CauseInWords, kind: str = "straggler", trustworthy: bool = True) -> Report:
+    report = report_with(verdict={"kind": kind}, trust={"trustworthy": trustworthy})
+    return replace(report, answer=replace(report.answer, accounts=sightings))
 
 
 HEALTHY = verdict(kind="balanced")
 
 
-def after(*windows: WindowVerdict) -> list[Incident]:
+def after(*windows: Report) -> list[Incident]:
     """All incidents of a job with these windows, a minute each."""
     known: dict[int, Incident] = {}
     for number, shown in enumerate(windows):

@@ -224,8 +224,7 @@ def test_a_stored_job_keeps_its_findings_and_opens_an_incident(source: Source, t
     assert run("compare", source.name, source.name, "--store", store).code == 0
     figures = Findings(before).figures()
     assert (figures["cause_kinds"][0], figures["cause_hosts"][0]) == (source.kind, source.host)
-    verdict = Findings(before).verdict()
-    (incident, *_) = followed([], source.name, 0, verdict, datetime(2026, 1, 1, tzinfo=UTC))
+    (incident, *_) = followed([], source.name, 0, before, datetime(2026, 1, 1, tzinfo=UTC))
     assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (
         source.kind, () if source.rank is None else (source.rank,), () if source.host is None else (source.host,)
     )  # fmt: skip

@@ -28,11 +28,11 @@ from tests.handmade import (
     run,
     slow_frame,
 )
-from tests.outputs import SCHEMA_PAGE, schema_page
+from tests.outputs import SCHEMA_PAGE, report_schema, schema_page
 from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, json_schema, read_report
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, read_report
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace, read_parquet
 
@@ -90,7 +90,7 @@ def stalled() -> Report:
 
 def test_the_shipped_schema_is_that_of_the_code() -> None:
     """After a change of the types: `python -m tests.outputs`."""
-    assert json.loads(json.dumps(json_schema())) == SHIPPED
+    assert json.loads(json.dumps(report_schema())) == SHIPPED
 
 
 @pytest.mark.parametrize("name", ["slow", "healthy", "partial", "stalled"])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
 from tracekit.commands.door import report_page
+from tracekit.trace.canonical import read_parquet
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 
@@ -89,6 +92,10 @@ def edited(**keys: Any) -> Any:
         ),
         (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
         (lambda content: json.dumps({**content, "slowdown": 7.5}), "S = 7.5 of steps of "),
+        (
+            edited(answer={"headline": "rank 9\x1b[2J is slow"}),
+            r"a text with the control character '\x1b', 'rank 9\x1b[2J is slow', which no job can have: it was edited",
+        ),
         (lambda _: '{"report_version": 3, "job": ' + "[" * 100_000, "not whole JSON"),
         (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),
     ],
@@ -100,3 +107,20 @@ def test_what_is_no_whole_report_of_this_version_is_refused_in_a_sentence(
     ran = run("whatif", tmp_path / "bad.json")
     assert (ran.code, ran.out) == (2, "")
     assert f"bad.json: {words}" in ran.message
+
+
+def test_names_of_any_characters_are_read_and_shown_escaped(tmp_path: Path) -> None:
+    trace = read_parquet(SAMPLES / "slow_worker.parquet")
+    hosts = {rank: f"{host}\x1b[2J" for rank, host in trace.hosts.items()}
+    named = replace(trace, name="job\x1b[2J", metadata={**trace.metadata, "hosts": hosts})
+    (tmp_path / "report.json").write_text(tracekit.job_of(named).report.to_json())
+    ran = run("whatif", tmp_path / "report.json", "--full")
+    assert ran.code == 0
+    assert "\x1b" not in ran.out
+    assert "host-0001\\x1b[2J" in ran.out
+
+
+def test_rl_names_the_command_that_shows_a_report(sent: Path) -> None:
+    ran = run("rl", sent)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.message.endswith(f"a report, not a trace; `tracekit whatif {sent}` shows it, all else needs its trace")

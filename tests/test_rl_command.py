@@ -12,11 +12,10 @@ import pytest
 import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
+from tests.outputs import report_schema
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import LossTime, RlAccount
 from tracekit.dashboards.documents.markdown import markdown
-from tracekit.report.findings import Findings
-from tracekit.report.report import json_schema
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
@@ -51,13 +50,12 @@ def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> Non
     few = write(tmp_path / "few.jsonl", [line for line in timed if line["step"] < 3])
     for log, known in ((few, False), (tmp_path / "verl.log", False), (write(tmp_path / "run.jsonl", timed), True)):
         report = tracekit.load(log).report
-        account = report.rl
         assert report.trust.trustworthy == known, log
         assert ({fix.withheld for fix in report.fixes} == {reason}) != known
         assert {cause.confidence > 0 for cause in report.findings if cause.priced} <= {known}
-        assert all((price.high_s is not None) == known for price in account.what_if)
-        assert {price.assumes for price in account.what_if} == {reason} or known
-        assert bool(Findings(report).verdict().alarming) == known
+        assert all((price.high_s is not None) == known for price in report.what_if)
+        assert {price.assumes for price in report.what_if} == {reason} or known
+        assert bool(report.alarming) == known
     words = " ".join(run("rl", few, "--html", tmp_path / "page.html").out.split())
     for text in (words, markdown(tracekit.load(few).report), (tmp_path / "page.html").read_text()):
         assert "NOT TRUSTED, looks like REWARD" in text
@@ -90,7 +88,7 @@ def test_the_json_has_the_documented_keys(tmp_path: Path) -> None:
     log = write(tmp_path / "run.jsonl", lines())
     report = json.loads(run("rl", log, "--json").out)
     assert report == json.loads(run("whatif", log, "--json").out)
-    assert list(report)[-len(KEYS) :] == list(json_schema()["$defs"]["Report"]["properties"])[-len(KEYS) :] == KEYS
+    assert list(report)[-len(KEYS) :] == list(report_schema()["$defs"]["Report"]["properties"])[-len(KEYS) :] == KEYS
     assert set(KEYS) | {"job"} == set(RlAccount.__struct_fields__)
     job = {"format": "trajectories", "steps": 4, "trajectories": 12, "engines": 1, "basis": "trajectories"}
     assert {name: report["job"][name] for name in job} == job

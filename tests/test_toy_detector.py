@@ -16,7 +16,6 @@ from tests.distributions import install
 from tests.handmade import LAYOUT, healthy_frame, run
 from tracekit.dashboards.documents.page import page
 from tracekit.fleet.analyse import rows_of
-from tracekit.report.findings import Findings
 from tracekit.store.incidents import followed
 
 TOY = """
@@ -113,7 +112,7 @@ def test_gate_comparison_and_fleet_see_it(jobs: tuple[Path, Path]) -> None:
 
 
 def test_it_opens_an_incident(jobs: tuple[Path, Path]) -> None:
-    slow, healthy = (Findings(tracekit.load(path).report).verdict() for path in jobs)
+    slow, healthy = (tracekit.load(path).report for path in jobs)
     assert healthy.alarming == ()
     (incident,) = followed([], "job", 0, slow, datetime(2026, 1, 1, tzinfo=UTC))
     assert (incident.cause.kind, incident.cause.part) == ("toy", "toys")

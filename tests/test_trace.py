@@ -362,4 +362,4 @@ def test_every_error_is_a_tracekit_error_and_documented() -> None:
     for name, error in vars(errors).items():
         if isinstance(error, type) and issubclass(error, Exception) and error.__module__ == errors.__name__:
             assert issubclass(error, TracekitError)
-            assert name in str(errors.__doc__)
+            assert error.__doc__, name

@@ -11,18 +11,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracekit.analysis.job.job import Job
-    from tracekit.base.errors import TracekitError
-    from tracekit.collectors import log, span, step
-    from tracekit.dashboards.documents.card import card
-    from tracekit.dashboards.figures.plots import plot
-    from tracekit.dashboards.trackers import log_to
-    from tracekit.report.report import Report, read_report
-    from tracekit.sources.load import load, load_from_store
-    from tracekit.sources.registry import job_of
-    from tracekit.trace.canonical import Trace
-    from tracekit.trace.model import Layout, OpKind, ProcessGroup, Worker
-    from tracekit.trace.op import OpTrace
+    from tracekit.analysis.job.job import Job as Job
+    from tracekit.base.errors import TracekitError as TracekitError
+    from tracekit.collectors import log as log
+    from tracekit.collectors import span as span
+    from tracekit.collectors import step as step
+    from tracekit.dashboards.documents.card import card as card
+    from tracekit.dashboards.figures.plots import plot as plot
+    from tracekit.dashboards.trackers import log_to as log_to
+    from tracekit.report.report import Report as Report
+    from tracekit.report.report import read_report as read_report
+    from tracekit.sources.load import load as load
+    from tracekit.sources.load import load_from_store as load_from_store
+    from tracekit.sources.registry import job_of as job_of
+    from tracekit.trace.canonical import Trace as Trace
+    from tracekit.trace.model import Layout as Layout
+    from tracekit.trace.model import OpKind as OpKind
+    from tracekit.trace.model import ProcessGroup as ProcessGroup
+    from tracekit.trace.model import Worker as Worker
+    from tracekit.trace.op import OpTrace as OpTrace
 
 __version__ = "0.1.0"
 
@@ -47,28 +54,7 @@ _HOMES = {
     "span": "tracekit.collectors",
     "step": "tracekit.collectors",
 }
-__all__ = [
-    "Job",
-    "Layout",
-    "OpKind",
-    "OpTrace",
-    "ProcessGroup",
-    "Report",
-    "Trace",
-    "TracekitError",
-    "Worker",
-    "__version__",
-    "card",
-    "job_of",
-    "load",
-    "load_from_store",
-    "log",
-    "log_to",
-    "plot",
-    "read_report",
-    "span",
-    "step",
-]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names alone
 
 
 def __getattr__(name: str) -> Any:

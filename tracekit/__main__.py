@@ -12,11 +12,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import tracekit
+from tracekit.base.errors import ExitCode
 from tracekit.base.memory import collect_seldom
 from tracekit.base.stderr import open_stderr, say
-
-EXIT_INTERRUPTED = 130
-EXIT_BAD_INPUT = 2
 
 
 def main() -> None:
@@ -27,13 +25,13 @@ def main() -> None:
             f"tracekit: {tracekit.__file__} is another project's package of that name, written over this one: "
             "pip uninstall tracekit, then pip install --force-reinstall tracekit-analysis"
         )
-        sys.exit(EXIT_BAD_INPUT)
+        sys.exit(ExitCode.BAD_INPUT)
     collect_seldom()
     try:
         _command_line()()
     except KeyboardInterrupt:
         say("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
     finally:
         # At exit Python searches all objects for garbage, which the system frees anyway. DuckDB's bindings complain
         # about what is left then.

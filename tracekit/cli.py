@@ -1,6 +1,6 @@
 """The command line: the group of commands, and how errors end a command.
 
-In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `exit_codes.py`. Heavy imports
+In: arguments. Out: a report, JSON or files; progress and errors on stderr. Exit codes: `ExitCode`. Heavy imports
 are inside the commands (`commands/`), so that `--help` is fast.
 """
 
@@ -108,7 +108,7 @@ def main() -> None:
         _end_interrupted()
     except NotAStoreError as error:
         from tracekit.base.paths import Look
-        from tracekit.sources.recognise import wrong_source
+        from tracekit.sources.load import wrong_source
         from tracekit.sources.source import Content
 
         say(f"tracekit: {bounded(printable(str(wrong_source(Look(error.path), Content.STORE) or error)))}")

@@ -32,7 +32,7 @@ from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
 from tracekit.analysis.numeric.means import Estimate
-from tracekit.base.text import cost, hidden, quoted, seconds
+from tracekit.base.text import cost, hidden, quoted, seconds, steps_text
 from tracekit.report import conclusions
 from tracekit.report.finding import NEEDS, Figure, LossKind, Place, SeenOnce, Unit, as_confidence
 from tracekit.trace.facts import Fact
@@ -330,9 +330,8 @@ def is_run(steps: Sequence[int]) -> bool:
 
 def steps_words(steps: Sequence[int]) -> str:
     """Ascending steps: "step 7", "steps 7 to 12", or "6 steps, 7 the first"."""
-    if len(steps) == 1:
-        return f"step {steps[0]}"
-    return f"steps {steps[0]} to {steps[-1]}" if is_run(steps) else f"{len(steps)} steps, {steps[0]} the first"
+    in_a_row = len(steps) == 1 or is_run(steps)
+    return steps_text(steps[0], steps[-1]) if in_a_row else f"{len(steps)} steps, {steps[0]} the first"
 
 
 def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool) -> str:

@@ -146,8 +146,8 @@ class WorkerLanes(Struct, frozen=True, eq=False):
         """Exact S of each worker in each step."""
         attribution = self.attribution
         return WorkerSlowdowns(
-            steps=[int(step) for step in attribution.steps],
-            dp_ranks=[int(dp_rank) for dp_rank in attribution.dp_ranks],
+            steps=np.array(attribution.steps, np.int64),
+            dp_ranks=np.array(attribution.dp_ranks, np.int64),
             slowdown=attribution.by_worker / attribution.ideal[:, None, None],
         )
 

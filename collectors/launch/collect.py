@@ -71,7 +71,7 @@ from tracekit.trace.canonical import TRACE_FILE, Trace
 #: Switches PyTorch's flight recorder on: the number of operations it keeps.
 RECORDER_SIZE = ("TORCH_FR_BUFFER_SIZE", "2000")
 #: The module that explains hangs, in a process of its own: the analysis is a layer above this one.
-STANDBY = "tracekit.commands.hang_standby"
+STANDBY = "tracekit.commands.hang"
 Analyse = Callable[[Trace], Findings | Unanalysed]
 
 

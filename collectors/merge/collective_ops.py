@@ -326,7 +326,8 @@ def gradient_figures(
         .agg("extra", "all_there_ns", "start_ns", "end_ns", pl.col("on_device").any(), queued_us="chunk")
     )
     each = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
-    most = reductions.group_by(each).len().sort("len", "rank", descending=True).unique("rank", maintain_order=True)
+    sets = reductions.group_by(each).agg(pl.len(), last=pl.col("step").max()).sort("len", "last", descending=True)
+    most = sets.unique("rank", keep="first", maintain_order=True)
     usual = reductions.join(most, on=each, how="semi", maintain_order="left")
     steps = _steps_of_ranks(records)
     timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]

@@ -36,19 +36,19 @@ def print_comparison(
     console.print(_side("A", comparison.before))
     console.print(_side("B", comparison.after))
     console.print()
-    verdict = comparison.verdict
+    verdict, output = comparison.effect, comparison.output
     outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
     console.print(Text.assemble(outcome, f": {verdict.change}"))
     console.print()
-    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", comparison.cost)]
+    rows: list[tuple[str, str | None]] = [("Sure", verdict.certainty), ("Cost", output.cost)]
     rows += [("Fix", f"{fix.title}: {fix.outcome}")] if fix else []
-    rows += _causes("Gone", comparison.gone, "no cause went away")
-    rows += _causes("New", comparison.new, "no cause is new")
-    rows += _causes("Stays", comparison.staying, None)
+    rows += _causes("Gone", output.causes.gone, "no cause went away")
+    rows += _causes("New", output.causes.new, "no cause is new")
+    rows += _causes("Stays", output.causes.staying, None)
     rows += [
         ("Rate", rates(comparison.before.tokens_per_s, comparison.after.tokens_per_s)),
-        ("Ops", comparison.kinds),
-        trust_row(comparison.trust, trustworthy=comparison.before.trustworthy and comparison.after.trustworthy),
+        ("Ops", output.kinds),
+        trust_row(output.trust, trustworthy=output.trustworthy),
     ]
     rows += [("" if number else "Note", note) for number, note in enumerate(verdict.notes)]
     console.print(labelled(rows))

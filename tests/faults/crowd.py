@@ -115,7 +115,7 @@ def main(folder: Path, deaths: int) -> None:
         return start(live, said / str(role))
 
     sure(begin)
-    chosen = random.Random(0)  # noqa: S311 - moments, no secrets
+    chosen = random.Random(0)
     rounds = os.open(folder / "rounds", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     roles = [(WRITER, writes_windows), (WRITER, writes_and_replaces), *[(READER, reads)] * 3]
     living = {lives(role): role for role in range(len(roles))}

@@ -196,7 +196,7 @@ def test_steps_without_the_time_of_the_generation_are_named(tmp_path: Path, cloc
     watched.look()
     left_out = "without the time of the step or its generation: left out"
     assert watched.said == [f"steps 3-4 {left_out}", f"step 9 {left_out}"]
-    assert load_from_store("job", store=watched.store.path).report.rl.left_out == [9]
+    assert load_from_store("job", store=watched.store.path).report.left_out == [9]
 
 
 def test_a_folder_with_logs_of_several_runs_is_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tracekit
 from tests.outputs import DOCS
 from tests.test_plug_ins import IMPORTER, plug
 from tracekit.base.paths import Look
-from tracekit.sources.recognise import source_of, with_content
+from tracekit.sources.load import source_of, with_content
 from tracekit.sources.registry import SOURCES
 from tracekit.sources.source import Content
 

@@ -1,23 +1,5 @@
 """Every error tracekit raises on purpose.
 
-    TracekitError
-    ├── TraceError        the trace is not one tracekit can analyse
-    │   ├── FormatError   the file is not a trace at all: empty, truncated, another format
-    │   └── GraphError    the ops do not fit together: unpaired send, cycle
-    ├── LayoutError       the parallel layout is impossible or contradicts the trace
-    ├── StoreError        the store cannot be opened, read or written, or lacks the job
-    │   ├── StoreBusyError  another process has the store open; the same call can work in a moment
-    │   ├── NotAStoreError  the path exists, but is not a store
-    │   ├── StoreTakenError another process is adding windows to the same job
-    │   └── NotStoredError  the store can be read, and lacks the job or its results
-    ├── StudyError        a folder is not a study of a fleet, or cannot be read as one
-    │   ├── UnsafeFileError a link, a pipe or the like is where a file belongs; a StoreError, too
-    │   └── UnreadableFileError  a file cannot be read now, which says nothing of what is in it; a StoreError, too
-    ├── SelectionError    a selection or scenario names something that does not exist
-    ├── TimeLimitError    a question takes longer than it may
-    ├── OutputError       a result cannot be written
-    └── MissingExtraError  an optional part of tracekit is not installed
-
 The command line catches `TracekitError` once and exits with 2. A message carries the offending value,
 what was expected and the next step. Every message is cut here, whatever a foreign file put into it.
 """
@@ -58,15 +40,15 @@ class TracekitError(Exception):
 
 
 class TraceError(TracekitError):
-    """The trace violates the data model."""
+    """The trace is not one that tracekit can analyse: it violates the data model."""
 
 
 class FormatError(TraceError):
-    """The input is not in a format tracekit reads."""
+    """The file is not a trace at all: empty, truncated, or in a format that tracekit does not read."""
 
 
 class GraphError(TraceError):
-    """The ops of a trace do not form a dependency graph."""
+    """The ops of a trace do not form a dependency graph: an unpaired send, a cycle."""
 
 
 class LayoutError(TracekitError):
@@ -74,11 +56,11 @@ class LayoutError(TracekitError):
 
 
 class StoreError(TracekitError):
-    """The store cannot be used as asked."""
+    """The store cannot be opened, read or written, or lacks the job."""
 
 
 class StoreBusyError(StoreError):
-    """Another process has the store open."""
+    """Another process has the store open; the same call can work in a moment."""
 
 
 class NotAStoreError(StoreError):
@@ -94,7 +76,7 @@ class StoreTakenError(StoreError):
 
 
 class NotStoredError(StoreError):
-    """The store does not have the job, or results of it."""
+    """The store can be read, and does not have the job, or results of it."""
 
 
 class StudyError(TracekitError):

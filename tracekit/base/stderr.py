@@ -21,6 +21,8 @@ from tracekit.base.text import pace_words
 _SPINNER = "|/-\\"
 #: Redraw a count at most this often, seconds.
 _REDRAW_S = 0.2
+#: What takes less, seconds, shows no progress.
+_SHOWN_AFTER_S = 2.0
 
 
 def open_stderr() -> None:
@@ -77,10 +79,10 @@ def silence_stdout() -> None:
 
 
 class _Progress:
-    """The line that shows what a command is at, redrawn each second from `after_s` seconds on."""
+    """The line that shows what a command is at, redrawn each second once it has taken `_SHOWN_AFTER_S`."""
 
-    def __init__(self, stage: str, after_s: float) -> None:
-        self._stage, self._after_s = stage, after_s
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
         self._began = self._drawn = time.monotonic()
         self._stages: dict[str, float] = {}
 
@@ -101,12 +103,12 @@ class _Progress:
         """Write the line."""
         self._drawn = time.monotonic()
         elapsed = self._drawn - self._began
-        if self._stage and elapsed >= self._after_s:
+        if self._stage and elapsed >= _SHOWN_AFTER_S:
             say(f"\r\x1b[K{_SPINNER[int(elapsed) % len(_SPINNER)]} {self._stage} ... {elapsed:.0f} s", end="")
 
     def clear(self) -> None:
         """Remove the line."""
-        if time.monotonic() - self._began >= self._after_s:
+        if time.monotonic() - self._began >= _SHOWN_AFTER_S:
             say("\r\x1b[K", end="")
 
 
@@ -123,17 +125,17 @@ def advance(stage: str, done: int, total: int, things: str) -> None:
 
 
 @contextmanager
-def progress(stage: str = "", *, after_s: float = 2.0) -> Iterator[Callable[[str], None]]:
+def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
     """Yield a function to call with the name of each stage of the work after the first `stage`; `advance` shows how far
     a stage is.
 
-    On a terminal, a line shows the stage and the time it takes, from `after_s` seconds on; elsewhere there is no
+    On a terminal, a line shows the stage and the time it takes, from two seconds on; elsewhere there is no
     output.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    shown, over = _Progress(stage, after_s), threading.Event()
+    shown, over = _Progress(stage), threading.Event()
 
     def tick() -> None:
         while not over.wait(1):

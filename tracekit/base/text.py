@@ -81,7 +81,7 @@ def listed(names: Iterable[str], most: int = 20) -> str:
     return ", ".join(map(short, every[:most])) + more
 
 
-def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(word: str, names: Iterable[str]) -> str | None:
     """The name that a mistyped word most likely means, of 1,000 that begin like it if there are more; None if none is
     alike. Names are compared by their first characters: to compare two takes the square of their length.
     """
@@ -89,13 +89,13 @@ def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
 
     likely = sorted(names, key=lambda name: name[:1] != word[:1])[:MOST_COMPARED]
     by_start = {name[:LONGEST_NAME]: name for name in reversed(likely)}
-    close = difflib.get_close_matches(word[:LONGEST_NAME], by_start, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word[:LONGEST_NAME], by_start, n=1)
     return by_start[close[0]] if close else None
 
 
-def did_you_mean(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of an error about a mistyped word: "; did you mean `gc`?", empty if no name is like it."""
-    similar = nearest(word, names, cutoff)
+    similar = nearest(word, names)
     return f"; did you mean `{printable(similar)}`?" if similar is not None else ""
 
 
@@ -114,6 +114,11 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     count = sum(end - begin + 1 for begin, end in ranges)
     shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
     return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(ranges) > most else ''}"
+
+
+def steps_text(first: int, last: int) -> str:
+    """Steps in a row: "step 7", or "steps 7 to 12"."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False) -> str:

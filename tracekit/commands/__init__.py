@@ -1,1 +1,1 @@
-"""The commands of `tracekit`, one file each: thin layers over the library. `options` has their shared options."""
+"""The commands of `tracekit`, those of one purpose in a file: thin layers over the library."""

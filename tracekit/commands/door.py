@@ -23,11 +23,8 @@ from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
 from tracekit.commands.options import PATH
 from tracekit.report.report import read_report
-from tracekit.sources.recognise import is_a, jobs_in, source_of, wrong_source
+from tracekit.sources.load import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
-
-#: Least similarity of a suggested name, from 0 to 1.
-_ALIKE = 0.6
 
 
 def looks_like_path(word: str) -> bool:
@@ -50,7 +47,7 @@ def arguments_for(word: str) -> list[str]:
 def nearest_command(word: str, names: Iterable[str]) -> str:
     """Error text for a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
-    similar = nearest(word, [*names, *files], _ALIKE)
+    similar = nearest(word, [*names, *files])
     meant = f"; did you mean `{command(similar)}`?" if similar else ""
     return f"no such command or path {short(word)!r}{meant}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,10 +20,11 @@ from tracekit.base.errors import ExitCode, SelectionError, StudyError
 from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, printable
-from tracekit.commands.options import OUT, PATH, console, executor_of
+from tracekit.commands.options import AS_JSON, FULL, HTML, OUT, PATH, console, executor_of
+from tracekit.sources.load import wrong_source
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
-    from tracekit.base.atomic_write import Kind
     from tracekit.fleet.study import RunSummary, Standing, Study
 
 #: Value of `--ray` if it is given without one.
@@ -76,8 +76,9 @@ def run(
 
     if timings is not None:
         from tracekit.base.atomic_write import check_writable
+        from tracekit.report.tables import csv_kind
 
-        check_writable(timings, _kind(_TIMINGS, _OF_TIMINGS))
+        check_writable(timings, csv_kind(_OF_TIMINGS, _TIMINGS))
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if memory is None else bytes_of(memory)
     if most is None:
         raise SelectionError(f"--memory {memory!r:.40}; expected a size such as 2500M or 16G")
@@ -98,8 +99,6 @@ def run(
 def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.fleet.study import Study
-    from tracekit.sources.recognise import wrong_source
-    from tracekit.sources.source import Content
 
     opened = Study(path)
     try:
@@ -149,18 +148,11 @@ def _write_timings(path: Path, done: RunSummary) -> None:
     import polars as pl
 
     from tracekit.base.atomic_write import write_text
-    from tracekit.report.tables import safe_csv
+    from tracekit.report.tables import csv_kind, safe_csv
 
     columns = {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}
     table = pl.DataFrame(columns, schema_overrides={"rule": pl.String})
-    write_text(path, safe_csv(table), _kind(_TIMINGS, _OF_TIMINGS))
-
-
-def _kind(columns: Sequence[str], name: str) -> Kind:
-    """CSV files with these columns."""
-    from tracekit.base.atomic_write import Kind, starting_with
-
-    return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
+    write_text(path, safe_csv(table), csv_kind(_OF_TIMINGS, _TIMINGS))
 
 
 _RATE = click.option(
@@ -175,9 +167,9 @@ _RATE = click.option(
 
 @fleet_command.command("report")
 @click.argument("study", type=PATH)
-@click.option("--full", is_flag=True, help="Print every table, not only the answer.")
-@click.option("--html", type=OUT, help="Write one page that needs no network.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@FULL
+@HTML
+@AS_JSON
 @click.option("--store", type=PATH, help="Store that knows which fixes were applied (`tracekit compare --fix`).")
 @_RATE
 def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Path | None, rate: float) -> None:
@@ -225,9 +217,9 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     from tracekit.base.atomic_write import check_writable, write_text
     from tracekit.dashboards.terminal.fleet_screen import print_culprits
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
-    from tracekit.report.tables import safe_csv
+    from tracekit.report.tables import csv_kind, safe_csv
 
-    kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
+    kind = csv_kind("culprits that `tracekit fleet culprits` wrote", CULPRITS.names())
     if csv is not None:
         check_writable(csv, kind)
     with progress("reading the study"):
@@ -244,7 +236,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
 @fleet_command.command("compare")
 @click.argument("before", type=PATH)
 @click.argument("after", type=PATH)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 @click.option("--fail-on-worse", is_flag=True, help="Exit with 3 if a figure is worse.")
 def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> int:
     """List what became worse from study BEFORE to study AFTER, in all, by cause and by team."""

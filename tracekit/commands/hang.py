@@ -1,8 +1,12 @@
-"""The command `tracekit hang`: dumps of a hung job, or a store, in; the ranks that hold the job up out."""
+"""The command `tracekit hang`: dumps of a hung job, or a store, in; the ranks that hold the job up out.
+
+As a process of its own, it is what `tracekit collect --hang-after` keeps ready to write reports.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +18,9 @@ from tracekit.base.errors import ExitCode, FormatError
 from tracekit.base.paths import Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
-from tracekit.commands.options import OUT, job_names, made_folder
+from tracekit.commands.options import AS_JSON, OUT, job_names, made_folder
+from tracekit.sources.load import wrong_source
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from tracekit.store import Store, StoredHang
@@ -27,7 +33,7 @@ HANG_FOLDERS = "hang-*"
 @click.command("hang")
 @click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
 @click.option("--job", shell_complete=job_names, help="With a store: show the newest hang of this job.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@AS_JSON
 @click.option("--out", type=OUT, help="Also write report.txt and report.json to this folder.")
 def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | None) -> int:
     """Which rank never arrives? Names the ranks that hold a hung job up, and why.
@@ -75,14 +81,12 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
     """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
+    from tracekit.collectors.importers.sniff import has_dumps
     from tracekit.dashboards.terminal.hang_lines import report_lines
-    from tracekit.sources.recognise import with_content, wrong_source
-    from tracekit.sources.source import Content
 
     with progress("reading the dumps") as tell:
         newest = newest_dumps(directory)
-        dumps = with_content(Content.DUMPS, Look(newest))
-        record = None if dumps is not None and dumps.name == "flight-recorder" else _nccl_text(newest)
+        record = None if has_dumps(Look(newest)) else _nccl_text(newest)
         try:
             record = record or read_flight_records(newest)
         except FormatError as error:
@@ -119,3 +123,27 @@ def newest_dumps(directory: Path) -> Path:
     if directory.is_dir() and (dumps := [path for path in directory.glob(HANG_FOLDERS) if path.is_dir()]):
         return max(dumps, key=lambda path: path.stat().st_mtime)
     return directory
+
+
+def stand_by() -> None:
+    """Write reports until there is no more input; the analysis is imported before it comes.
+
+    In, on stdin: a line of JSON per report, with the `folder` for it and the `attempt` whose answers to gather there
+    first (null: the dumps are there already); `ended_ns` is when processes were seen to end.
+    """
+    from tracekit.analysis.hang.hang_culprits import find_hang
+    from tracekit.collectors.importers.flight_recorder import read_flight_records
+    from tracekit.collectors.launch.hang_answers import gather
+    from tracekit.dashboards.terminal.hang_lines import report_lines
+
+    for line in sys.stdin:
+        about = json.loads(line)
+        folder = Path(about["folder"])
+        if about["attempt"] is not None:
+            gather(Path(about["attempt"]), folder, dict(about["ended_ns"]))
+        report = find_hang(read_flight_records(folder))
+        write_report(folder, list(report_lines(report)), report.to_dict())
+
+
+if __name__ == "__main__":
+    stand_by()

@@ -86,13 +86,12 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     be checked first.
     """
     from tracekit.bill.account import accused_of_run
-    from tracekit.report.conclusions import Accused, nodes_of
+    from tracekit.report.conclusions import nodes_of
 
     store = Store(Path(path))
     named = accused_of_run(store, job or store.newest()) if store.is_store() else None
     if named is None:
-        report = _job(path, job).report
-        named = Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
+        named = _job(path, job).report.accused
     nodes = nodes_of(named.culprits, trusted=named.trustworthy)
     culprits = [asdict(one) for one in named.culprits]
     return {"trust": named.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}

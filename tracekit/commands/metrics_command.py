@@ -19,7 +19,7 @@ from msgspec import Struct
 from tracekit.base.errors import SelectionError
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.options import OUT, made_folder
+from tracekit.commands.options import AS_JSON, OUT, made_folder
 from tracekit.report.hardware import Alarm, MetricsInReport, MissingMetric
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def metrics_command() -> None:
 
 metrics_command.add_command(alerts_command)
 _SOURCE = click.argument("source")
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
 
 
 @metrics_command.command("test")
@@ -95,7 +94,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
     metavar="HOST:...",
     help=f"What was seen of a host: {_SUSPECT}. Repeatable.",
 )
-@_JSON
+@AS_JSON
 def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     """Does a metric of a suspected host show what was seen?"""
     from tracekit.analysis.metrics.guided import verdicts_on
@@ -120,7 +119,7 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--baseline", "baselines", multiple=True, metavar="SOURCE", help="A healthy run of these nodes. Repeatable."
 )
-@_JSON
+@AS_JSON
 def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None:
     """Which hosts depart from their peers for minutes?"""
     from tracekit.analysis.metrics.effects import scanned
@@ -143,7 +142,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
 
 @metrics_command.command("doctor")
 @_SOURCE
-@_JSON
+@AS_JSON
 def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
     from tracekit.analysis.metrics.samples import lacking

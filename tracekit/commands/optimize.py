@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from tracekit.base.errors import ExitCode, SelectionError, extra
+from tracekit.base.errors import SelectionError, extra
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.options import OUT, PATH, JobArguments, console, parse_layers, trace_source
+from tracekit.commands.options import AS_JSON, OUT, PATH, JobArguments, console, parse_layers, trace_source
 from tracekit.report.questions import PlacedLayer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--layers", metavar="N,N", help="Layers of each stage of TRACE [default: those of its metadata].")
 @click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
               metavar="SECONDS", help="End the search then, with the best plan so far and what is proven.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def optimize_command(
     source: JobArguments,
     model: Path | None,
@@ -48,7 +48,7 @@ def optimize_command(
     layers: str | None,
     time_limit: float,
     as_json: bool,
-) -> int:
+) -> None:
     """Which plan is fastest, and fits? Searches split, schedule, microbatches, recomputation and buckets together.
 
     The best plan is proven: no plan of the space takes less than `bound_s` (docs/plans.md).
@@ -66,7 +66,8 @@ def optimize_command(
     if runs is not None and (memory_gb is not None or keep):
         raise SelectionError("--runs prices numbers of microbatches alone; leave out --memory-gb and --keep")
     if runs is not None:
-        return _runs(runs, counts or "", as_json=as_json)
+        _print_runs(runs, counts or "", as_json=as_json)
+        return
     if model is None:
         optimum = _of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
     else:
@@ -77,10 +78,9 @@ def optimize_command(
         from tracekit.dashboards.terminal.details import print_optimum
 
         print_optimum(optimum, console())
-    return ExitCode.DONE
 
 
-def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
+def _print_runs(runs: Path, counts: str, *, as_json: bool) -> None:
     from tracekit.analysis.plans.model import WholeRuns
     from tracekit.base.text import seconds
 
@@ -90,14 +90,13 @@ def _runs(runs: Path, counts: str, *, as_json: bool) -> int:
     result = WholeRuns.read(runs).line(asked)
     if as_json:
         click.echo(msgspec.json.encode(result))
-        return ExitCode.DONE
+        return
     line = result.line
     click.echo(f"A microbatch takes {seconds(line.per_microbatch_s)}, the rest of a step {seconds(line.fixed_s)}")
     for each in result.microbatches:
         step = each.step_time_s
         interval = f"{seconds(step.low)} to {seconds(step.high)}"
         click.echo(f"  {each.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
-    return ExitCode.DONE
 
 
 def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
@@ -145,8 +144,8 @@ class ExpertsOutput(msgspec.Struct, frozen=True):
 @click.option("--replicas", type=_REPLICAS, required=True, help="Replicas of all experts, equally many on each rank.")
 @click.option("--nodes", type=_COUNT, default=1, show_default=True, help="Nodes that the ranks are on, in order.")
 @click.option("--groups", type=_COUNT, default=1, show_default=True, help="Groups of experts that stay on one node.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: int, as_json: bool) -> int:
+@AS_JSON
+def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: int, as_json: bool) -> None:
     """Where should experts and their replicas be? Places them so that the heaviest rank has few tokens.
 
     Each line of LOADS.jsonl is {"step": 0, "layer": 0, "tokens_per_expert": [12, 7, ...]}, the tokens of all source
@@ -160,7 +159,7 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
     layers = placed_layers(tokens, ranks, replicas, nodes, groups)
     if as_json:
         click.echo(msgspec.json.encode(ExpertsOutput(layers)))
-        return ExitCode.DONE
+        return
     click.echo(_headline(layers, tokens, ranks))
     for layer in layers:
         homes = [" ".join(str(expert) for expert, at in layer.placement if at == rank) for rank in range(ranks)]
@@ -168,7 +167,6 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
         click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
     asked = command("whatif", "TRACE", "--expert-loads", loads, "--rebalance", f"replicas={replicas}")
     click.echo(f"Next: {asked} says what this saves")
-    return ExitCode.DONE
 
 
 def _headline(layers: Sequence[PlacedLayer], tokens: Loads, ranks: int) -> str:

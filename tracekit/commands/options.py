@@ -23,8 +23,8 @@ from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionEr
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import did_you_mean, printable, short
-from tracekit.sources.recognise import is_a, with_content
-from tracekit.sources.source import Content, WrongSourceError
+from tracekit.sources.load import is_a, with_content
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -84,6 +84,11 @@ class PriceType(click.FloatRange):
         return price
 
 
+#: Options of several commands.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+FULL = click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+GPU_HOUR = click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
+HTML = click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])
 #: Commands that take `--store` with `--job` instead of a trace.
@@ -174,7 +179,7 @@ class JobArguments(Struct, frozen=True):
         """What `use` makes of the Parquet file of the job, None if this is not a pipeline in one file."""
         self._check()
         if self.traces:
-            from tracekit.sources.recognise import only_job, wrong_source
+            from tracekit.sources.load import only_job, wrong_source
 
             path = only_job(self.traces[0])
             look = Look(path)
@@ -182,12 +187,10 @@ class JobArguments(Struct, frozen=True):
                 raise missing
             with hushed_panics():
                 return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
-        from tracekit.trace.model import TraceKind
-
         store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
-        if self.stored_window().kind is not TraceKind.PIPELINE:
+        if not self.stored_window().kind.in_batches:
             return None
         return store.of_ops(name, self.window, use)
 
@@ -232,7 +235,7 @@ def _is_pipeline(path: Path, layout: Path | None) -> bool:
     if path.suffix != ".parquet" or not os.path.lexists(path):
         return False
     source = with_content(Content.TRACE, Look(path))
-    return source is not None and (layout is not None or source.name == "tracekit")
+    return source is not None and (layout is not None or source.in_batches)
 
 
 def read_job(*paths: Path, **stated: Any) -> Job:
@@ -244,10 +247,10 @@ def read_job(*paths: Path, **stated: Any) -> Job:
     try:
         with hushed_panics():
             return load_trace(*paths, **stated)
-    except WrongSourceError as error:
-        if error.source is None or error.source.content is not Content.STORE:
+    except FormatError:
+        if len(paths) > 1 or not is_a(Content.STORE, paths[0]):
             raise
-        raise FormatError(f"{shown(error.look.path)}: a store, not a trace; {_with_store(error.look.path)}") from None
+        raise FormatError(f"{shown(paths[0])}: a store, not a trace; {_with_store(paths[0])}") from None
 
 
 def _with_store(path: Path) -> str:

@@ -25,7 +25,20 @@ from tracekit.base.processes import answers_of, serve
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import counted, printable, short
 from tracekit.collectors.launch.doctor import Check, CheckOutcome, checks
-from tracekit.commands.options import OUT, PATH, UNIT, console, layout_sizes, made_folder, read_job, store_at
+from tracekit.commands.options import (
+    AS_JSON,
+    FULL,
+    OUT,
+    PATH,
+    UNIT,
+    console,
+    layout_sizes,
+    made_folder,
+    read_job,
+    store_at,
+)
+from tracekit.sources.load import are_one_job, jobs_in, plugged_in
+from tracekit.sources.registry import FORMATS
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
@@ -68,13 +81,7 @@ def import_command(
     Up to 50 are stored together: all of them, or none if one is bad. More are stored 50 at a time; after an import
     that ended early, repeat the command.
     """
-    from tracekit.sources.load import are_one_job
-    from tracekit.sources.recognise import jobs_in
-
     if importer == _LIST:
-        from tracekit.sources.recognise import plugged_in
-        from tracekit.sources.registry import FORMATS
-
         for entry in (*FORMATS.values(), *plugged_in()):
             click.echo(f"{entry.name:<20} {entry.description}")
         return
@@ -200,8 +207,8 @@ def _missing(readings: Sequence[_Reading], store: Store) -> Iterator[_Reading]:
 @click.option("--steps", type=click.IntRange(2), default=5, show_default=True, metavar="N", help="Record N steps.")
 @click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
 @layout_sizes
-@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@FULL
+@AS_JSON
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
@@ -359,7 +366,7 @@ class DoctorOutput(Struct, frozen=True):
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="Interpreter of the training [default: this one].")
 @click.option("--store", type=OUT, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the lines.")
+@AS_JSON
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
     """Will `tracekit collect` work here? Checks what it needs, and tries it with two ranks."""
     results = []

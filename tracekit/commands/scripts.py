@@ -11,22 +11,22 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
 from msgspec import Struct
 
 from tracekit.base.errors import ExitCode, SelectionError, StoreError
-from tracekit.base.paths import Look, command
+from tracekit.base.paths import command
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import did_you_mean, listed, printable, short
 from tracekit.commands.options import (
+    AS_JSON,
+    GPU_HOUR,
     OUT,
     PATH,
     UNIT,
     JobArguments,
-    PriceType,
     console,
     job_source,
     parse_share,
@@ -37,9 +37,8 @@ from tracekit.commands.options import (
     traces_or_job_names,
 )
 from tracekit.report.conclusions import Accused, Culprit, Nodes, hostlist, is_node_name, nodes_of
-
-if TYPE_CHECKING:
-    from tracekit.bill.ledger import Bill
+from tracekit.sources.load import is_a
+from tracekit.sources.source import Content
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
@@ -148,8 +147,7 @@ def _accused(source: JobArguments) -> Accused:
         with suppress(StoreError):  # of a job that is not there, or damaged: the newest window says what is wrong
             if (accused := accused_of_run(*source.in_store())) is not None:
                 return accused
-    report = source.load().whatif()
-    return Accused(report.name, report.trust.trustworthy, report.answer.trust, report.answer.culprits)
+    return source.load().whatif().accused
 
 
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
@@ -197,7 +195,7 @@ def _check_parts(parts: Sequence[str]) -> None:
 @click.option("--noise", metavar="SHARE", help="How far identical runs differ, instead of what the baselines show.")
 @click.option("--part", "parts", multiple=True, metavar="NAME", help="Judge only this: step, a kind, phase or kernel.")
 @click.option("--ignore-steps", metavar="STEPS", help="Leave these steps out of all runs, such as 0-2.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 @click.option("--junit", type=OUT, metavar="FILE", help="Write the verdict as JUnit XML.")
 @click.option("--markdown", type=OUT, metavar="FILE", help="Write the verdict as Markdown.")
 def gate_command(
@@ -259,9 +257,6 @@ def gate_command(
 
 def _named(baseline: str, run: JobArguments) -> JobArguments:
     """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
-    from tracekit.sources.recognise import is_a
-    from tracekit.sources.source import Content
-
     colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:
         if is_a(Content.STORE, Path(baseline[:colon])):
@@ -276,7 +271,7 @@ def _named(baseline: str, run: JobArguments) -> JobArguments:
 @click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
 @click.option("--store", type=PATH, help="A and B are jobs in this store: their newest windows.")
 @click.option("--fix", metavar="NAME", help="The fix of A that B has, by its kind or title: keep what it gave back.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@AS_JSON
 def compare_command(
     before: str, after: str, layout: Path | None, unit: str | None, store: Path | None, fix: str | None, as_json: bool
 ) -> None:
@@ -326,8 +321,8 @@ _GROUPS = ("part", "cause", "week", "team", "job")
 @click.command("bill")
 @click.argument("source", metavar="DIR|STORE|TRACE", type=PATH)
 @click.option("--by", type=click.Choice(_GROUPS), default="part", show_default=True, help="What to total.")
-@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@GPU_HOUR
+@AS_JSON
 @click.option("--csv", "as_csv", is_flag=True, help="Print every row as CSV.")
 def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, as_csv: bool) -> None:
     """What the hours of a run went to: useful steps, stragglers, input, checkpoints, restarts and lost work, ...
@@ -338,32 +333,25 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
     """
     from tracekit.bill.account import bill_of_job, bill_of_store
     from tracekit.bill.bill_of_run import bill_of_run
+    from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.dashboards.terminal.verdicts import print_bill
     from tracekit.report.tables import safe_csv
-    from tracekit.sources.recognise import source_of
     from tracekit.store import Store
 
     if as_json and as_csv:
         raise SelectionError("one of --json and --csv at a time")
     with progress("reading the recording"):
-        kind = source_of(Look(source))
-        if kind is not None and kind.name == "segments":
-            bill = bill_of_run(source)
-        elif kind is not None and kind.name == "store":
+        more = command("whatif", source)
+        if is_a(Content.STORE, source):
             bill = bill_of_store(Store(source))
+            lost = {job: run.gpu_hours_lost for job, run in bill.runs.items()}
+            more = command("whatif", "--store", source, "--job", max(lost, key=lambda job: lost[job], default="JOB"))
         else:
-            bill = bill_of_job(read_job(source))
+            bill = bill_of_run(source) if is_run_directory(source) else bill_of_job(read_job(source))
     if as_json:
         click.echo(msgspec.json.encode(bill.output(gpu_hour)))
     elif as_csv:
         priced = bill.rows if gpu_hour is None else bill.rows.with_columns(cost=bill.rows["gpu_hours"] * gpu_hour)
         click.echo(safe_csv(priced), nl=False)
     else:
-        is_store = kind is not None and kind.name == "store"
-        print_bill(bill, console(), by, gpu_hour, _next(source, bill) if is_store else command("whatif", source))
-
-
-def _next(store: Path, bill: Bill) -> str:
-    """The command that says more about the job of a store that lost most."""
-    lost = {job: run.gpu_hours_lost for job, run in bill.runs.items()}
-    return command("whatif", "--store", store, "--job", max(lost, key=lambda job: lost[job]))
+        print_bill(bill, console(), by, gpu_hour, more)

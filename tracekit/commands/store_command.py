@@ -33,6 +33,8 @@ from tracekit.commands.options import (
     store_at,
     trace_source,
 )
+from tracekit.sources.load import is_a, jobs_in
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -204,9 +206,6 @@ def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
 
 def _name_of_job(context: click.Context, parameter: click.Parameter, job: str | None) -> str | None:
     """A job's name. Raises SelectionError for the path of a store."""
-    from tracekit.sources.recognise import is_a
-    from tracekit.sources.source import Content
-
     if job is not None and is_a(Content.STORE, path := Path(job)):
         right = command("store", str(context.info_name), *["JOB"] * parameter.required, "--store", path)
         raise SelectionError(f"{job}: a store, not a job; type `{right}`")
@@ -234,8 +233,6 @@ def list_command(source: JobArguments) -> None:
     TRACE may be a store or a folder. Without it, lists the jobs of --store, or shows the --job of it.
     """
     from tracekit.dashboards.terminal.info import print_folder, print_jobs, print_trace
-    from tracekit.sources.recognise import is_a, jobs_in
-    from tracekit.sources.source import Content
 
     stores = [path for path in source.traces if is_a(Content.STORE, path)]
     if stores and source.store is None:

@@ -16,14 +16,18 @@ from click.core import ParameterSource
 from tracekit.base import memory
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.option_sections import SectionedCommand
+from tracekit.base.paths import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
 from tracekit.commands.options import (
+    AS_JSON,
+    FULL,
+    GPU_HOUR,
+    HTML,
     OUT,
     PATH,
     Condition,
     JobArguments,
-    PriceType,
     console,
     executor_of,
     job_source,
@@ -31,7 +35,9 @@ from tracekit.commands.options import (
     parse_steps,
     read_job,
 )
-from tracekit.trace.model import Format, TraceKind
+from tracekit.sources.load import is_a, wrong_source
+from tracekit.sources.source import Content
+from tracekit.trace.model import Format
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
@@ -128,13 +134,13 @@ _SECTIONS = {
     metavar="TRACE",
     help="The same job by `tracekit collect`: how long its steps take.",
 )
-@click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
+@FULL
 @click.option("--explain", is_flag=True, help="Show how every number of the first screen was computed.")
-@click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@GPU_HOUR
+@AS_JSON
 @click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
-@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
+@HTML
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=OUT, metavar="DIR", help="Also write every table as CSV into DIR.")
 @click.option("--parquet", "parquet_file", type=OUT, metavar="FILE", help="Also write exact S per worker and step.")
@@ -295,7 +301,7 @@ def _engine_for(source: JobArguments) -> str:
     free = _free_bytes()
     if not source.traces:
         window = source.stored_window()
-        ops = window.ops if window.kind is TraceKind.PIPELINE else 0
+        ops = window.ops if window.kind.in_batches else 0
     else:
         (path, *more) = source.traces
         if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
@@ -458,8 +464,8 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     "--what-if", "what_ifs", multiple=True, metavar="X",
     help="Price X: staleness=K, partial=Q, engines=N, split=A:B, longest-first. Repeatable.",
 )  # fmt: skip
-@click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with pictures.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@HTML
+@AS_JSON
 def rl_command(
     files: tuple[Path, ...],
     written_by: str,
@@ -468,7 +474,7 @@ def rl_command(
     what_ifs: tuple[str, ...],
     html: Path | None,
     as_json: bool,
-) -> int:
+) -> None:
     """Where did the step of post-training go, and what would a step of staleness buy?
 
     FILE is the log of verl, OpenRLHF, slime, NeMo-RL, SkyRL or open-instruct, or trajectories and phases with their
@@ -487,7 +493,11 @@ def rl_command(
         check_writable(html, PAGE_FILE)
     stated = None if gpus is None else Gpus.parse(gpus)
     with progress("reading the log") as tell:
-        job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
+        try:
+            job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
+        except FormatError as error:
+            reports = [Look(file) for file in files if is_a(Content.REPORT, file)]
+            raise (wrong_source(reports[0], Content.TRACE) if reports else None) or error from None
         report = job.whatif(fix=what_ifs, progress=tell)
     if html is not None:
         write_text(html, page(report), PAGE_FILE)
@@ -498,4 +508,3 @@ def rl_command(
         from tracekit.dashboards.terminal.report import print_report
 
         print_report(report, console())
-    return ExitCode.DONE

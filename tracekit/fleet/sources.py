@@ -22,7 +22,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.limits import Search
 from tracekit.base.paths import ADDRESSES, fetch, objects_below, said, shown
 from tracekit.base.text import encodable, short
-from tracekit.sources.recognise import is_endless, jobs_below, windows_of
+from tracekit.sources.load import is_endless, jobs_below, windows_of
 from tracekit.sources.registry import OTHER_ENDINGS, PARQUET
 
 #: Layouts of published traces, next to the trace.

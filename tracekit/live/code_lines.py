@@ -153,11 +153,10 @@ class LineAsker:
 
     def ask(self, findings: Findings, attempt: Path, ranks: Collection[int]) -> None:
         """Ask the ranks of the attempt in that folder, if the findings of a window are about to open an incident."""
-        verdict = findings.verdict()
-        alarming = [cause for cause in verdict.alarming if cause.ranks]
+        alarming = [cause for cause in findings.report.alarming if cause.ranks]
         if not alarming or self._off:
             return
-        healthy = set(ranks).difference(*(cause.ranks for cause in verdict.sightings))
+        healthy = set(ranks).difference(*(cause.ranks for cause in findings.report.answer.accounts))
         try:
             before = self._store.incidents(self._job, only_open=True)
             new = [cause for cause in alarming if not any(incident.shows_in(cause) for incident in before)]

@@ -15,7 +15,7 @@ import polars as pl
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.analysis.rl.rl_run import WARM_UP
 from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.text import ranks_text, short
+from tracekit.base.text import ranks_text, short, steps_text
 from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.live.run import QUIET_S, LiveOptions, LiveRun
 from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
@@ -116,4 +116,4 @@ class LivePostTraining(LiveRun):
         job = RlJob(part_of(self._trace, self._last + 1, window.last))
         steps, self._last = job.trace.steps, window.last
         if len(steps) > WARM_UP:  # fewer may be left at the end
-            self._add(job, f"steps {steps[0]} to {steps[-1]}")
+            self._add(job, steps_text(steps[0], steps[-1]))

@@ -8,7 +8,7 @@ The parts of one job are ranges of steps; both are measured against the ideal of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -20,8 +20,9 @@ from msgspec import UNSET
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import counted, ranks_text, seconds, three_digits
+from tracekit.base.text import counted, ranks_text, seconds, steps_text, three_digits
 from tracekit.report.conclusions import Finding
+from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.report import Report
 from tracekit.report.tables import Contribution, OfStep
 from tracekit.trace.facts import tokens_per_s
@@ -33,15 +34,6 @@ _LARGEST_UNSEEN = 0.03
 #: Two jobs whose ops per step differ by more than this share may not do the same work.
 SAME_WORK = 0.01
 _SIZES = ("dp", "pp", "tp", "cp", "ep", "vpp", "dsp")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkerSteps:
-    """Exact S of each worker in each step: `slowdown` [steps, dp_ranks, stages]."""
-
-    steps: npt.NDArray[np.int64]
-    dp_ranks: npt.NDArray[np.int64]
-    slowdown: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,7 +139,7 @@ class CauseChange:
     staying: tuple[tuple[Finding, Finding], ...]
 
 
-def whole(name: str, report: Report, workers: WorkerSteps | None = None) -> Side:
+def whole(name: str, report: Report, workers: WorkerSlowdowns | None = None) -> Side:
     """All steps of a job. `workers`: None if nobody asks for them."""
     chosen = np.isin([row.step for row in report.by_step], _unlike_steps(report), invert=True)
     return _side(name, report, workers, chosen, name)
@@ -158,7 +150,7 @@ def _unlike_steps(report: Report) -> list[int]:
     return [step for group in report.unlike.steps for step in group.steps] if report.unlike else []
 
 
-def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> tuple[Side, Side]:
+def parts(name: str, report: Report, workers: WorkerSlowdowns, first_after: int) -> tuple[Side, Side]:
     """The steps before `first_after`, and the steps from it on. Raises SelectionError if a part has no step."""
     later = workers.steps >= first_after
     if later.all() or not later.any():
@@ -167,17 +159,16 @@ def parts(name: str, report: Report, workers: WorkerSteps, first_after: int) -> 
             f"step {first_after} cannot split the job: it has {len(later)} steps from {first} to {last}; expected a"
             f" step from {first + 1} to {last}"
         )
-    return (
-        _side(name, report, workers, ~later, _steps_in_words(workers.steps[~later])),
-        _side(name, report, workers, later, _steps_in_words(workers.steps[later])),
+    before, after = (
+        _side(name, report, workers, chosen, steps_text(*workers.steps[chosen][[0, -1]].tolist()))
+        for chosen in (~later, later)
     )
+    return before, after
 
 
-def _steps_in_words(steps: npt.NDArray[np.int64]) -> str:
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-
-
-def _side(name: str, report: Report, workers: WorkerSteps | None, chosen: npt.NDArray[np.bool_], title: str) -> Side:
+def _side(
+    name: str, report: Report, workers: WorkerSlowdowns | None, chosen: npt.NDArray[np.bool_], title: str
+) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
     job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
     sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0, "world_size": job.gpus}
@@ -238,17 +229,17 @@ def verdict(before: Side, after: Side) -> EffectInWords:
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
         what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
-        words, show = ("less", "more"), seconds
+        show: Callable[[float], str] = seconds
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         # Beside the whole step: of a loss of 0.1 %, no change is large.
         change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
-        what, words, show = "a step loses", ("less", "more"), lambda value: f"{value - 1:.1%}"
+        what, show = "a step loses", lambda value: f"{value - 1:.1%}"
         size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
-    now, then, word = show(change.after), show(change.before), words[0] if change.difference <= 0 else words[1]
+    now, then, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
     outcome = _outcome(change)
     if outcome is ChangeEffect.NO_DIFFERENCE:
         both = f"{now} on both sides" if now == then else f"{then} before and {now} after"

@@ -7,7 +7,7 @@ The figures come from `compare.py`, which also feeds the dashboard.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -41,43 +41,6 @@ _SOURCES = {
 }
 #: The largest number of op kinds in the sentence about them.
 _MOST_KINDS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """Comparison of two runs; sentences without a full stop.
-
-    `cost`: losses of both. `gone`, `new`, `staying`: causes with their costs. `kinds`: the op kinds that changed the
-    step time, None if no kind changed it by 1 %. `trust`: why the figures are reliable, or why not.
-    """
-
-    before: Side
-    after: Side
-    verdict: EffectInWords
-    cost: str
-    gone: tuple[str, ...]
-    new: tuple[str, ...]
-    staying: tuple[str, ...]
-    kinds: str | None
-    trust: str
-    by_kind: tuple[CostChange, ...]
-
-    @property
-    def output(self) -> CompareOutput:
-        """The form of the JSON."""
-        return CompareOutput(
-            before=_side(self.before),
-            after=_side(self.after),
-            outcome=self.verdict.outcome,
-            sentence=self.verdict.sentence,
-            notes=self.verdict.notes,
-            cost=self.cost,
-            causes=Causes(self.gone, self.new, self.staying),
-            kinds=self.kinds,
-            trust=self.trust,
-            trustworthy=self.before.trustworthy and self.after.trustworthy,
-            by_kind=[KindCost(change.name, change.before_s, change.after_s) for change in self.by_kind],
-        )
 
 
 class ComparedRun(Struct, frozen=True):
@@ -126,30 +89,45 @@ class CompareOutput(Struct, frozen=True, kw_only=True):
     by_kind: list[KindCost]
 
 
+class Comparison(NamedTuple):
+    """Comparison of two runs: its figures, the effect of the change, and what `--json` says of them."""
+
+    before: Side
+    after: Side
+    effect: EffectInWords
+    output: CompareOutput
+
+
 def compare_runs(reports: tuple[Report, Report]) -> Comparison:
     """Compare two runs, the first before the change. Raises SelectionError for jobs of different sources."""
-    kinds = [_SOURCES[report.job.source] for report in reports]
-    if kinds[0] != kinds[1]:
-        raise SelectionError(f"A is {kinds[0]}, B {kinds[1]}: compare two of the same source")
+    sources = [_SOURCES[report.job.source] for report in reports]
+    if sources[0] != sources[1]:
+        raise SelectionError(f"A is {sources[0]}, B {sources[1]}: compare two of the same source")
     before, after = (whole(report.name, report) for report in reports)
-    change = causes_of_jobs(*reports)
-    phases = bool(reports[0].rl)
+    effect, change = verdict(before, after), causes_of_jobs(*reports)
+    phases = bool(reports[0].phases)
     by_kind = phase_changes(*reports) if phases else cost_changes(*reports, "by_kind", "kind")
-    return Comparison(
-        before=before,
-        after=after,
-        verdict=verdict(before, after),
+    output = CompareOutput(
+        before=_compared(before),
+        after=_compared(after),
+        outcome=effect.outcome,
+        sentence=effect.sentence,
+        notes=effect.notes,
         cost=_cost(*reports),
-        gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
-        new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
-        staying=tuple(_staying(reports, was, now) for was, now in change.staying),
+        causes=Causes(
+            gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
+            new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
+            staying=tuple(_staying(reports, was, now) for was, now in change.staying),
+        ),
         kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
-        by_kind=by_kind,
+        trustworthy=before.trustworthy and after.trustworthy,
+        by_kind=[KindCost(kind.name, kind.before_s, kind.after_s) for kind in by_kind],
     )
+    return Comparison(before, after, effect, output)
 
 
-def _side(side: Side) -> ComparedRun:
+def _compared(side: Side) -> ComparedRun:
     return ComparedRun(
         side.job,
         dict(side.layout),

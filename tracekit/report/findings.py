@@ -16,7 +16,6 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
@@ -36,8 +35,6 @@ FIGURES = (
     "cause_places",
     "cause_hosts",
 )
-#: Verdicts on a job that loses nothing, or little, and on a contradictory trace (`analysis.verdict.LossKind`).
-_CALM, _CONTRADICTION = ("balanced", "minor"), "contradiction"
 
 
 class WorkerSlowdowns(Struct, frozen=True):
@@ -46,9 +43,9 @@ class WorkerSlowdowns(Struct, frozen=True):
     `steps` and `dp_ranks` name the first two axes.
     """
 
-    steps: Sequence[int]
-    dp_ranks: Sequence[int]
-    slowdown: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    dp_ranks: npt.NDArray[np.int64]
+    slowdown: npt.NDArray[np.floating[Any]]
 
     def rows(self, step_starts: Mapping[int, float]) -> pl.DataFrame:
         """One row per step: `step`, `started_at`, `dp_ranks`, and `slowdown`, in which stages vary fastest.
@@ -59,40 +56,12 @@ class WorkerSlowdowns(Struct, frozen=True):
         return pl.DataFrame(
             {
                 "step": pl.Series(self.steps, dtype=pl.Int32),
-                "started_at": pl.Series([step_starts.get(step) for step in self.steps], dtype=pl.Float64),
-                "dp_ranks": pl.Series([list(self.dp_ranks)] * steps, dtype=pl.List(pl.Int32)),
+                "started_at": pl.Series([step_starts.get(step) for step in self.steps.tolist()], dtype=pl.Float64),
+                "dp_ranks": pl.Series([self.dp_ranks.tolist()] * steps, dtype=pl.List(pl.Int32)),
                 "slowdown": self.slowdown.astype(np.float32).reshape(steps, workers),
             },
             schema_overrides={"slowdown": pl.Array(pl.Float32, workers)},
         ).with_columns(pl.col("slowdown").arr.to_list())
-
-
-class WindowVerdict(Struct, frozen=True):
-    """What alerts need from a window. `kind`: of its loss; `share`: total loss, of the step; `fix`: the best one.
-
-    `sightings`: causes that cost time, the leading one first.
-    """
-
-    kind: str
-    headline: str
-    share: float
-    confidence: float | None
-    trustworthy: bool
-    trust: str
-    fix: str | None
-    sightings: tuple[CauseInWords, ...]
-
-    @property
-    def judged(self) -> bool:
-        """Whether the window shows how the job is doing."""
-        return self.trustworthy and self.kind != _CONTRADICTION
-
-    @property
-    def alarming(self) -> tuple[CauseInWords, ...]:
-        """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
-        if not self.judged or self.kind in _CALM:
-            return ()
-        return tuple(one for one in self.sightings if one.share >= SMALLEST_ALARMING_SHARE)
 
 
 class Findings(Struct, frozen=True, dict=True):
@@ -123,20 +92,6 @@ class Findings(Struct, frozen=True, dict=True):
         """Tokens of the mean step, at the rate of the steps that log tokens; None if none does."""
         rate = self.report.tokens_per_s
         return None if rate is None else rate * self.report.step_time_s.recorded
-
-    def verdict(self) -> WindowVerdict:
-        """What alerts need."""
-        verdict, answer, trust = self.report.verdict, self.report.answer, self.report.trust
-        return WindowVerdict(
-            kind=verdict.kind,
-            headline=answer.headline,
-            share=verdict.share,
-            confidence=verdict.confidence,
-            trustworthy=trust.trustworthy,
-            trust=answer.trust,
-            fix=answer.fix,
-            sightings=answer.accounts,
-        )
 
     def with_code(self, rank: int, words: str) -> Findings:
         """The findings, with the line of code of what slows a rank down (`CauseInWords.code`)."""

@@ -6,6 +6,7 @@ In: what `analysis/gpu/`, `analysis/hardware/` and `analysis/metrics/` found. Ou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,6 @@ from msgspec.structs import replace
 
 from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.numeric.means import Estimate
-from tracekit.base.enums import StrEnum
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Spent

@@ -77,7 +77,7 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
         )
         for share in group.shares[:_MOST_VALUES]
     ]
-    names, more = " x ".join(group.labels), len(group.shares) > _MOST_VALUES
+    names, more = printable(" x ".join(group.labels)), len(group.shares) > _MOST_VALUES
     notes = [
         *([f"the costliest {_MOST_VALUES} of {len(group.shares)}; all with --json or --csv"] if more else []),
         *([] if peers else [_NO_PEERS]),

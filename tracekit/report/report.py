@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +30,27 @@ from tracekit.analysis.rl.account import (
     LossTime,
     PhaseTime,
     Price,
-    RlAccount,
     Sides,
     ToolsBound,
     Unlike,
 )
-from tracekit.base.atomic_write import Kind, replacing, starting_with
+from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
-from tracekit.report.conclusions import Answer, Finding, Fix, Patterns, RunVerdict, Trust, Verdict
+from tracekit.report.conclusions import (
+    SMALLEST_ALARMING_SHARE,
+    Accused,
+    Answer,
+    CauseInWords,
+    EvidenceFigure,
+    Finding,
+    Fix,
+    Patterns,
+    RunVerdict,
+    Trust,
+    Verdict,
+)
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import GpuInReport, MetricsInReport, OnGpu
 from tracekit.report.questions import Bubbles, Experts, Overlap, Question
@@ -50,6 +62,7 @@ from tracekit.report.tables import (
     Correlation,
     Coverage,
     Kernels,
+    LegendEntry,
     MarkedStep,
     Maybe,
     MethodUsed,
@@ -62,10 +75,14 @@ from tracekit.report.tables import (
     Outline,
     Picture,
     Section,
+    SeriesLine,
     Table,
     Times,
+    UsualBand,
     WaitFor,
+    csv_kind,
     frame_of,
+    row_type,
     safe_csv,
 )
 from tracekit.trace.facts import Lack, MissingMembers, tokens_per_s
@@ -87,28 +104,8 @@ PIPELINE_TABLES = (
     "critical_workers",
     "forward_backward_correlation",
 )
-_TABLES = {
-    "pipeline": (*PIPELINE_TABLES, *COMMON_TABLES),
-    "rl": (*COMMON_TABLES, "phases", "losses", "alternatives"),
-}
-#: The type of a row of each table, and columns of the JSON that a table leaves out.
-_ROWS: dict[str, type[Struct]] = {
-    "by_kind": Contribution,
-    "by_pp_rank": Contribution,
-    "by_dp_rank": Contribution,
-    "by_worker": OfWorker,
-    "by_step": OfStep,
-    "by_label": OfLabel,
-    "critical_path": OnPath,
-    "critical_workers": OnPath,
-    "forward_backward_correlation": Correlation,
-    "questions": Question,
-    "causes": Finding,
-    "fixes": Fix,
-    "phases": PhaseTime,
-    "losses": LossTime,
-    "alternatives": Price,
-}
+_POST_TRAINING_TABLES = ("phases", "losses", "alternatives")
+#: Columns of the JSON that a table leaves out.
 _LEFT_OUT = {
     "causes": ("signature", "effect", "bound", "saved_when_acting_s", "refuted_by", "costs", "priced"),
     "fixes": ("edit", "unprofiled_step_s"),
@@ -249,11 +246,6 @@ class Report(Struct, frozen=True, kw_only=True):
         return bool(self.assumptions)
 
     @property
-    def rl(self) -> RlAccount | None:
-        """The account of a run of post-training, whose keys are those of the report; None for other jobs."""
-        return msgspec.convert(self, RlAccount, from_attributes=True) if self.job.source == "rl" else None
-
-    @property
     def prices_alternatives(self) -> bool:
         """Whether questions about it are alternatives for a run, such as `staleness=1`, not changes of ops."""
         return self.what_if is not UNSET
@@ -263,6 +255,23 @@ class Report(Struct, frozen=True, kw_only=True):
         """What stands before the kind of a loss in every output: empty if the report is to be believed."""
         believed = self.trust.trustworthy or self.verdict.kind is LossKind.CONTRADICTION
         return "" if believed else "NOT TRUSTED, looks like "
+
+    @property
+    def judged(self) -> bool:
+        """Whether it shows how the job is doing."""
+        return self.trust.trustworthy and self.verdict.kind is not LossKind.CONTRADICTION
+
+    @property
+    def alarming(self) -> tuple[CauseInWords, ...]:
+        """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
+        if not self.judged or self.verdict.kind in (LossKind.BALANCED, LossKind.MINOR):
+            return ()
+        return tuple(each for each in self.answer.accounts if each.share >= SMALLEST_ALARMING_SHARE)
+
+    @property
+    def accused(self) -> Accused:
+        """The ranks to blame, as scripts get them."""
+        return Accused(self.name, self.trust.trustworthy, self.answer.trust, self.answer.culprits)
 
     @property
     def leading_finding(self) -> Finding | None:
@@ -345,14 +354,15 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def table_names(self) -> tuple[str, ...]:
         """The names for `table`."""
-        return _TABLES.get(self.job.source, COMMON_TABLES)
+        of_workers = PIPELINE_TABLES if self.by_worker is not UNSET else ()
+        return (*of_workers, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
         if name not in self.table_names:
             raise SelectionError(f"no table {name!r}; there are {', '.join(self.table_names)}")
-        rows: dict[str, Sequence[Struct]] = {"causes": self.findings, "alternatives": self.what_if or ()}
-        return frame_of(rows[name] if name in rows else getattr(self, name), _ROWS[name], _LEFT_OUT.get(name, ()))
+        field = {"causes": "findings", "alternatives": "what_if"}.get(name, name)
+        return frame_of(getattr(self, field), row_type(Report, field), _LEFT_OUT.get(name, ()))
 
     def frames(self) -> dict[str, pl.DataFrame]:
         """Every table by name, as `write_csv` writes them."""
@@ -391,7 +401,7 @@ def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[s
         raise OutputError(f"{folder}: cannot be created: {error.strerror}; choose another directory") from None
     with ExitStack() as files:  # all of them or, if one fails, none
         for name, table in tables.items():
-            kind = Kind("this table of tracekit", starting_with(f"{','.join(table.columns)}\n".encode()))
+            kind = csv_kind("this table of tracekit", table.columns)
             files.enter_context(replacing(folder / f"{name}.csv", kind)).write_text(safe_csv(table), "utf-8")
 
 
@@ -401,13 +411,16 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     return f"{shown:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the report, which is shipped as report.schema.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
-
-
 #: Shares are at most 1, but for rounding.
 _ROUNDING = 1e-6
+#: What a terminal may obey; lines and tabs are harmless.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+#: Fields with names as they were recorded or typed, which every renderer escapes, and structs whose names are ours.
+_NAMES = frozenset(
+    {"name", "names", "op", "call", "value", "labels", "peer", "group", "host", "hosts", "device", "gpu", "gpu_uuid",
+     "gpu_uuids", "selection", "warnings", "question"}
+)  # fmt: skip
+_NAMED_BY_US = (Remark, EvidenceFigure, SeriesLine, UsualBand, LegendEntry)
 #: Texts have fewer characters: longer ones take a renderer minutes to wrap.
 _LONGEST_TEXT = 100_000
 
@@ -471,9 +484,11 @@ def _impossible(report: Report) -> Iterator[str]:
         if not -_ROUNDING <= share <= 1 + _ROUNDING:
             yield f"{name} of {share:.0%}"
     yield from _mismatched(report)
-    for text in _texts(report):
+    for text, is_name in _texts(report):
         if len(text) > _LONGEST_TEXT:
             yield f"a text of {len(text):,} characters, {text[:20]!r}"
+        if not is_name and (control := _CONTROL.search(text)):
+            yield f"a text with the control character {control[0]!r}, {text[:20]!r}"
 
 
 def _mismatched(report: Report) -> Iterator[str]:
@@ -499,15 +514,17 @@ def _mismatched(report: Report) -> Iterator[str]:
             yield f"a section {section.title!r:.40} whose parts do not fit together"
 
 
-def _texts(content: Any) -> Iterator[str]:
-    """Every text in a report."""
+def _texts(content: Any, *, is_name: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every text in a report, and whether it is a name from outside."""
     if isinstance(content, str):
-        yield content
+        yield content, is_name
     elif isinstance(content, Struct):
-        for name in content.__struct_fields__:
-            yield from _texts(getattr(content, name))
+        for field in content.__struct_fields__:
+            escaped = field in _NAMES and not isinstance(content, _NAMED_BY_US)
+            escaped |= field == "kind" and isinstance(content, OnPath)
+            yield from _texts(getattr(content, field), is_name=escaped)
     elif isinstance(content, list | tuple):
         for each in content:
-            yield from _texts(each)
+            yield from _texts(each, is_name=is_name)
     elif isinstance(content, dict):
-        yield from _texts([*content, *content.values()])
+        yield from _texts([*content, *content.values()], is_name=is_name)

@@ -9,7 +9,7 @@ time that is lost, the more the worse but for 6, which lies between 4 and 5.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.analysis.replay import Method
+from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.trace.model import Layout, OpKind, Worker
 
 #: The numbers of colours.
@@ -390,6 +391,14 @@ def frame_of(things: Sequence[object], shape: type[Struct], but: Collection[str]
     return pl.DataFrame([{name: getattr(thing, name) for name in schema} for thing in things], schema)
 
 
+def row_type(report: type[Struct], table: str) -> type[Struct]:
+    """The type of the rows in a field of a report that is a list, if it is there."""
+    form = next(field.type for field in msgspec.structs.fields(report) if field.name == table)
+    rows = next(kind for kind in (form, *get_args(form)) if get_origin(kind) is list)
+    row: type[Struct] = get_args(rows)[0]
+    return row
+
+
 def _without_none(form: Any) -> Any:
     """The type of a value that is there."""
     kind = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
@@ -413,6 +422,11 @@ def _rows_or_number(thing: Any) -> Any:
 
 #: A cell that begins with one of these is a formula to a spreadsheet (OWASP, CSV injection).
 _FORMULAS = r"^[=+\-@\t\r]"
+
+
+def csv_kind(name: str, columns: Iterable[str]) -> Kind:
+    """CSV files with these columns. `name`: as of `Kind`."""
+    return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
 
 
 def safe_csv(table: pl.DataFrame) -> str:

@@ -1,25 +1,44 @@
-"""Open the job at a path, whatever the path is.
+"""What is a path, and open it: which source it is, which jobs a folder holds, what to say of anything else.
 
-In: paths, and what the user states about them. Out: a `Job`, loaded and ready for questions.
+In: paths, what a command wants of them, and what the user states about them. Out: the entry of the registry or of a
+plug-in, the paths of jobs, a `Job` that is loaded and ready for questions, or an error that names what the path is
+and what to type.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tracekit.analysis.job.job import Job, PathLike
 from tracekit.analysis.replay import Method
-from tracekit.base.errors import FormatError, SelectionError
-from tracekit.base.paths import Look
-from tracekit.sources.recognise import is_a, with_content
-from tracekit.sources.registry import FORMATS, GPU_FORMATS, PROFILES, job_of
+from tracekit.base.errors import FormatError, SelectionError, StoreError, TraceError, TracekitError, UnsafeFileError
+from tracekit.base.limits import Search
+from tracekit.base.paths import ADDRESSES, Look, command, object_url, shown
+from tracekit.base.plug_ins import PlugIn, plug_ins, tell
+from tracekit.base.stderr import say
+from tracekit.base.text import listed, nearest, printable, quoted
+from tracekit.sources.registry import (
+    FIRST,
+    FORMATS,
+    GPU_FORMATS,
+    LAST,
+    OTHER_ENDINGS,
+    PARQUET,
+    PROFILES,
+    STUDY_MARK,
+    job_of,
+)
 from tracekit.sources.source import Content, ReadOptions, Source
+from tracekit.trace import facts
 from tracekit.trace.model import TimeUnit, unit_of_time
 
 if TYPE_CHECKING:
+    from tracekit.analysis.job.job import Job, PathLike
     from tracekit.trace.canonical import Trace
 
 
@@ -98,8 +117,6 @@ def load_trace(
 
 def _named(importer: str) -> Source:
     """The source with this name. Raises FormatError."""
-    from tracekit.sources.recognise import plugged_in
-
     formats = FORMATS if importer in FORMATS else FORMATS | {source.name: source for source in plugged_in()}
     if importer not in formats:
         raise FormatError(f"unknown format {importer!r}; known: {', '.join(formats)}")
@@ -130,8 +147,6 @@ def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
     look = Look(path)
     source = with_content(Content.TRACE, look)
     if source is None and look.is_folder:
-        from tracekit.sources.recognise import jobs_in, only_of
-
         jobs = jobs_in(path)
         if jobs == [path] and os.access(path, os.R_OK):
             return PROFILES, jobs
@@ -141,11 +156,8 @@ def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
         return source, [look.path]
     if options.layout is not None and not look.is_folder:
         return FORMATS["published"], [look.path]
-    if source is None:
-        from tracekit.sources.recognise import wrong_source
-
-        if (error := wrong_source(look, Content.TRACE)) is not None:
-            raise error
+    if source is None and (error := wrong_source(look, Content.TRACE)) is not None:
+        raise error
     return FORMATS["tracekit"], [look.path]  # most paths are meant to be a trace: its reader reports what is wrong
 
 
@@ -170,3 +182,246 @@ def read_trace(
     from tracekit.trace.canonical import read_parquet
 
     return read_parquet(path, unit=unit, steps=steps)
+
+
+def source_of(look: Look) -> Source | None:
+    """The source that a path is, if tracekit shows it by itself; None for folders of jobs, and for anything else."""
+    return next((entry for entry in _entries(look) if entry.content is not Content.OTHER and entry.sniff(look)), None)
+
+
+def with_content(wanted: Content, look: Look) -> Source | None:
+    """The first source that a path is, of those that hold what is wanted."""
+    return next((entry for entry in _entries(look, wanted) if entry.content is wanted and entry.sniff(look)), None)
+
+
+def is_a(content: Content, path: Path) -> bool:
+    """Whether a path holds this, such as a store."""
+    return with_content(content, Look(path)) is not None
+
+
+def _entries(look: Look, wanted: Content = Content.TRACE) -> Iterator[Source]:
+    """The entries to try; plug-ins, which read traces only, are looked for only if those before them do not recognise
+    the path.
+    """
+    if object_url(look.path) is not None:
+        yield from (entry for entry in FIRST if entry.content is Content.STORE)
+        return
+    yield from FIRST
+    if wanted is Content.TRACE and (look.is_file or look.is_folder):
+        yield from plugged_in()
+    yield from LAST
+
+
+def jobs_in(path: Path) -> list[Path]:
+    """Return the jobs in a folder that is none itself, by path. Several folders of torch.profiler count as one; their
+    reader separates them.
+
+    Jobs in a store count only if there are no others: they were imported from somewhere, most likely from here. Raises
+    FormatError for a folder that is too large to be searched.
+    """
+    from tracekit.store.folder import is_store_folder
+
+    folder = path.absolute()
+    if not path.is_dir() or is_store_folder(folder):
+        return []
+    jobs = [path / job.relative_to(folder) for job in sorted(jobs_below(folder, Search(path)))]
+    stores = {parent for job in jobs for parent in job.parents if is_store_folder(parent)}
+    jobs = [job for job in jobs if stores.isdisjoint(job.parents)] or jobs
+    return [path] if jobs and all(map(_is_profile, jobs)) else jobs
+
+
+def _is_profile(path: Path) -> bool:
+    source = with_content(Content.TRACE, Look(path))
+    return source is not None and source.name in GPU_FORMATS
+
+
+def only_job(path: Path) -> Path:
+    """The path, or the only job in a folder. Raises FormatError for a folder that holds several."""
+    return path if is_a(Content.TRACE, path) else only_of(path, jobs_in(path))
+
+
+def only_of(path: Path, jobs: Sequence[Path]) -> Path:
+    """The only one of the jobs in a folder, the path if there is none. Raises FormatError if there are several."""
+    if len(jobs) > 1:
+        raise FormatError(
+            f"{path}: a folder of {len(jobs)} jobs, not one trace; name one, such as `{command('whatif', jobs[0])}`, or"
+            f" list them: `{command('store', 'list', path)}`"
+        )
+    return jobs[0] if jobs else path
+
+
+def jobs_below(folder: Path, search: Search) -> Iterator[Path]:
+    """The jobs in a folder and everything below it: stores by window, folders that are one job as one, files.
+
+    Folders that `search` has seen are not searched again, because links can form loops. Yields a folder or a store that
+    cannot be searched as a job: reading it reports what is wrong.
+    """
+    try:
+        yield from _jobs_in(folder, search)
+    except (OSError, StoreError):
+        yield folder
+
+
+def _jobs_in(folder: Path, search: Search) -> Iterator[Path]:
+    from tracekit.store.folder import is_store_folder
+
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in search.folders:
+        return
+    search.folders.add((status.st_dev, status.st_ino))
+    if is_store_folder(folder):
+        yield from list(windows_of(folder))
+        return
+    if (folder / STUDY_MARK).is_file():
+        return
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    search.count(len(entries))
+    if any(entry.name.endswith(OTHER_ENDINGS) for entry in entries) and is_a(Content.TRACE, folder):
+        yield folder
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.startswith(".") or is_endless(path):
+            continue
+        if entry.is_dir():
+            yield from jobs_below(path, search)
+        elif entry.name.endswith(PARQUET) or (entry.name.endswith(OTHER_ENDINGS) and _is_trace(path)):
+            yield path
+
+
+def _is_trace(path: Path) -> bool:
+    """True if a file is a trace by its first bytes, or if it cannot be read, so that reading reports why."""
+    return not os.access(path, os.R_OK) or is_a(Content.TRACE, path)
+
+
+def windows_of(store: Path) -> Iterator[Path]:
+    """The traces of all windows of a store that have not been pruned. Raises StoreError."""
+    from tracekit.store import Store, WindowPart
+    from tracekit.store.folder import Folder, name_of
+
+    opened, folder = Store(store), Folder(store)
+    for job in opened.jobs():
+        for window in opened.windows(job.name):
+            if WindowPart.OPS in window.files:
+                name = name_of(window.job_id, window.number, WindowPart.OPS)
+                try:
+                    folder.contained.status(name)
+                except UnsafeFileError as error:
+                    say(f"left out: {error}")
+                    continue
+                yield store / name
+
+
+def is_endless(path: Path) -> bool:
+    """True for a pipe, a socket or a device, which might block forever."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # reading will report what is wrong
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def wrong_source(look: Look, wanted: Content) -> FormatError | None:
+    """The error for a path that is not `wanted`, with what it is and what to type; None if nothing is known of it.
+
+    Raises FormatError for a folder that is too large to be searched.
+    """
+    if wanted in (Content.TRACE, Content.DUMPS) and not look.exists:
+        return FormatError(f"{shown(look.path)}: {_nearest(look.path)}")
+    if with_content(wanted, look) is not None:
+        return None
+    source = source_of(look) or with_content(Content.OTHER, look)
+    words = _folder(look, wanted) if source is None else source.instead(look, wanted)
+    return None if words is None else FormatError(f"{shown(look.path)}: {words}")
+
+
+def _folder(look: Look, wanted: Content) -> str | None:
+    """A folder that is no source itself; None for anything else of which nothing is known, and what cannot be read."""
+    if not look.is_folder or not os.access(look.path, os.R_OK):
+        return None
+    if jobs := jobs_in(look.path):
+        study = f"study all: `{command('fleet', 'run', look.path, '--out', 'STUDY')}`"
+        return f"a folder of traces, not {wanted}; name one: `{command('whatif', jobs[0])}`, or {study}"
+    if wanted is not Content.TRACE:
+        return None
+    return (
+        "not a folder that tracekit reads; one of `tracekit collect --segments` has a run.json, one of the NCCL"
+        " Inspector *.log files"
+    )
+
+
+def _nearest(path: Path) -> str:
+    """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
+    if object_url(path) is not None:
+        return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
+    folder = path.parent
+    names = [entry.name for entry in os.scandir(folder)] if os.access(folder, os.R_OK) and folder.is_dir() else []
+    similar = nearest(path.name, names)
+    meant = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
+    if re.match(r"[a-z][\w+.-]+:/", str(path)):
+        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
+    return f"no such file or folder{meant}"
+
+
+class _Importer:
+    """An importer of another distribution."""
+
+    def __init__(self, plug_in: PlugIn) -> None:
+        self._plug_in, self._failed = plug_in, False
+
+    def sniff(self, look: Look) -> bool:
+        """Whether it recognises the path; once it has failed, it is not asked again. A pipe would block it."""
+        if self._failed or not (look.is_file or look.is_folder):
+            return False
+        try:
+            with self._plug_in.guarded(TraceError, passed=(OSError,)):
+                return bool(self._plug_in.value.sniff(look.path))
+        except OSError:
+            return False
+        except TraceError as error:
+            self._failed = True
+            tell([f"{error} at {quoted(str(look.path))}, and recognises no file from now on"])
+            return False
+
+    def read(self, paths: Sequence[Path], options: ReadOptions) -> Job:
+        """The job of the trace that it reads. The importer gets `layout` and `unit` only if they are given."""
+        from tracekit.collectors.importers.formats import one_error
+        from tracekit.trace.canonical import Trace
+        from tracekit.trace.op import OpTrace
+
+        (path,) = paths
+        stated = {name: value for name, value in options.stated.items() if name in {"layout", "unit"}}
+        guarded = self._plug_in.guarded(lambda why: TraceError(f"{path}: {why}"), passed=(OSError, TracekitError))
+        with one_error(path), guarded:
+            trace = self._plug_in.value.read(path, **stated)
+            if not isinstance(trace, Trace | OpTrace):
+                raise TypeError(f"it read a {type(trace).__name__}; expected a tracekit.Trace or a tracekit.OpTrace")
+        return job_of(trace, options.method or "tracekit")
+
+
+@cache
+def plugged_in() -> tuple[Source, ...]:
+    """The sources of plug-ins; those that are left out are named on stderr."""
+    fitting, problems = plug_ins("importers", frozenset(FORMATS), _is_importer)
+    tell(problems)
+    return tuple(_entry(name, plug_in) for name, plug_in in fitting.items())
+
+
+def _entry(name: str, plug_in: PlugIn) -> Source:
+    importer = _Importer(plug_in)
+    return Source(
+        name,
+        "a recording",
+        importer.sniff,
+        content=Content.TRACE,
+        read=importer.read,
+        takes=frozenset({"layout", "unit", "method"}),
+        description=printable(plug_in.value.description),
+        page="extending.md",
+        kinds=(facts.TABLE,),
+    )
+
+
+def _is_importer(value: object) -> bool:
+    described = isinstance(getattr(value, "description", None), str)
+    return described and all(callable(getattr(value, name, None)) for name in ("sniff", "read"))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay import Method
     from tracekit.store.catalogue_rows import AnyTrace
     from tracekit.trace.canonical import Trace
+    from tracekit.trace.op import OpTrace
 
 _Sentence = Callable[[Look, Content], str]
 
@@ -41,9 +42,7 @@ def other_recording(look: Look) -> str | None:
 
 def other_log(look: Look) -> str | None:
     """What the log of a trainer or of NCCL is, and what to do; None for anything else."""
-    from tracekit.collectors.importers.sniff import other_log as recognised
-
-    return recognised(look.head, look.path) or recognised(look.tail, look.path)
+    return sniff.other_log(look.head, look.path) or sniff.other_log(look.tail, look.path)
 
 
 def written(title: str, hint: str) -> _Sentence:
@@ -104,10 +103,6 @@ def to_have(wanted: Content) -> str:
             return "`tracekit import --format` lists the formats that tracekit reads"
 
 
-def _empty_folder(_: Look, wanted: Content) -> str:
-    return f"an empty folder, not {wanted}; {to_have(wanted)}"
-
-
 def _text(look: Look, wanted: Content) -> str:
     kind = "a file" if b"\0" in look.head else "a text file"
     return f"{kind}, not {wanted}; {to_have(wanted)}"
@@ -138,6 +133,11 @@ def _other(name: str, sniff: Callable[[Look], bool], sentence: _Sentence) -> Sou
     return Source(name, f"a {name}", sniff, sentence=sentence)
 
 
+def _recognised(name: str, what: Callable[[Look], str | None]) -> Source:
+    """A path of another tool. `what`: the sentence about it, None for anything else."""
+    return _other(name, lambda look: what(look) is not None, lambda look, _: str(what(look)))
+
+
 #: One dump of a hang, whose folder is what to read.
 DUMP = Source("dump", "a flight-recorder dump", sniff.is_dump, command=("hang",), sentence=_one_dump, page="hang.md")
 #: In the order in which they are tried.
@@ -157,16 +157,16 @@ MISFITS = (
         _begins(b"<!-- tracekit "),
         written("a report in Markdown that tracekit wrote", "it is text to read"),
     ),
-    _other(
-        "other-recording",
-        lambda look: other_recording(look) is not None,
-        lambda look, _: str(other_recording(look)),
-    ),
+    _recognised("other-recording", other_recording),
     _other("script", _ends(".py", ".sh"), _script),
     _other("layout", _ends(".yaml", ".yml"), _layout),
-    _other("other-log", lambda look: other_log(look) is not None, lambda look, _: str(other_log(look))),
+    _recognised("other-log", other_log),
     _other("empty-file", _is_empty, _advised("an empty file", "record or copy it again")),
-    _other("empty-folder", lambda look: look.is_folder and not look.entries, _empty_folder),
+    _other(
+        "empty-folder",
+        lambda look: look.is_folder and not look.entries,
+        lambda _, wanted: f"an empty folder, not {wanted}; {to_have(wanted)}",
+    ),
     _other(
         "empty-files",
         lambda look: bool(look.entries) and all(map(_is_empty, look.entries)),
@@ -203,18 +203,22 @@ def job_of(trace: AnyTrace, method: Method | str = "tracekit") -> PipelineJob | 
     return PipelineJob(trace, Method(method))
 
 
-def pipeline(module: str, reader: str) -> Callable[[Sequence[Path], ReadOptions], Job]:
-    """Read one path as a pipeline job. `reader`: a function of `module` that returns a `Trace`."""
+def _reading(reader: str | Callable[..., AnyTrace]) -> Callable[[Sequence[Path], ReadOptions], Job]:
+    """Read one path as the job of a trace. `reader`: takes a path, `layout` and `unit`; as text, a module below
+    `importers` and its function, which are imported then.
+    """
 
     def read(paths: Sequence[Path], options: ReadOptions) -> Job:
-        from tracekit.analysis.job.pipeline import PipelineJob
-        from tracekit.analysis.replay import Method
         from tracekit.collectors.importers.formats import one_error
 
         (path,) = paths
         with one_error(path):
-            trace = getattr(import_module(module), reader)(path, layout=options.layout, unit=options.unit)
-        return PipelineJob(trace, Method(options.method or Method.TRACEKIT))
+            function = reader
+            if isinstance(function, str):
+                module, _, name = function.partition(".")
+                function = getattr(import_module(f"tracekit.collectors.importers.{module}"), name)
+            trace = function(path, layout=options.layout, unit=options.unit)
+        return job_of(trace, options.method or "tracekit")
 
     return read
 
@@ -242,13 +246,11 @@ def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) ->
     return read(path, layout, unit=unit)
 
 
-def read_ops(paths: Sequence[Path], options: ReadOptions) -> Job:
+def read_ops(path: Path, **_: object) -> OpTrace:
     """Read an op trace, which takes no options."""
     from tracekit.trace.op import read_op_trace
 
-    del options
-    (path,) = paths
-    return job_of(read_op_trace(path))
+    return read_op_trace(path)
 
 
 def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
@@ -259,11 +261,10 @@ def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
     return RecordingJob(read_kineto(list(paths), classes=options.kernel_classes))
 
 
-def read_post_training(paths: Sequence[Path], options: ReadOptions) -> Job:
+def read_post_training(paths: Sequence[Path], _: ReadOptions) -> Job:
     """Read the logs of one run of post-training, which take no options."""
     from tracekit.analysis.job.rl_job import RlJob
 
-    del options
     return RlJob.read(list(paths))
 
 
@@ -273,7 +274,6 @@ PARQUET = ".parquet"
 #: Endings of files other than Parquet that are traces if their first bytes say so.
 OTHER_ENDINGS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
 _PARQUET_BYTES = b"PAR1"
-_IMPORTERS = "tracekit.collectors.importers"
 _COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
@@ -313,7 +313,7 @@ def _is_parquet(look: Look) -> bool:
 def _is_op_trace(look: Look) -> bool:
     if look.path.suffix != PARQUET or look.is_folder:
         return False
-    from tracekit.trace.op import is_op_trace
+    from tracekit.trace.canonical import is_op_trace
 
     return is_op_trace(look.path)
 
@@ -338,34 +338,30 @@ def _is_post_training(look: Look) -> bool:
     return all(map(is_record_of_rl, files)) if look.is_folder else looks_like_rl(look)
 
 
-def _is_hang_log(look: Look) -> bool:
-    from tracekit.collectors.importers.sniff import is_hang_log
-
-    return is_hang_log(look)
-
-
 def _format(
     name: str,
     sniff: Callable[[Look], bool],
-    reader: str,
+    reader: str | Callable[..., AnyTrace],
     description: str,
     page: str = "traces.md",
     kinds: tuple[facts.SourceKind, ...] = (facts.TABLE,),
     sentence: Callable[[Look, Content], str] | None = None,
+    *,
+    in_batches: bool = False,
 ) -> Source:
-    """A pipeline trace. `reader`: the module below `importers` and its function."""
-    module, _, function = reader.rpartition(".")
+    """A pipeline trace. `reader`: as of `_reading`."""
     return Source(
         name,
         "a recording",
         sniff,
         content=Content.TRACE,
-        read=pipeline(module if "." in module else f"{_IMPORTERS}.{module}", function),
+        read=_reading(reader),
         takes=frozenset({"layout", "unit", "method"}),
         sentence=sentence or _trace("a recording"),
         description=description,
         page=page,
         kinds=kinds,
+        in_batches=in_batches,
     )
 
 
@@ -426,7 +422,7 @@ FIRST: tuple[Source, ...] = (
         "an op trace",
         _is_op_trace,
         content=Content.TRACE,
-        read=read_ops,
+        read=_reading(read_ops),
         sentence=_trace("a trace"),
         description="Parquet of a job of any shape, one row per op with what it waits for",
         page="traces.md#op-traces-a-job-of-any-shape",
@@ -435,14 +431,15 @@ FIRST: tuple[Source, ...] = (
     _format(
         "tracekit",
         _is_parquet,
-        "tracekit.sources.registry.read_canonical",
+        read_canonical,
         "canonical Parquet written by tracekit",
         sentence=_parquet,
+        in_batches=True,
     ),
     _format(
         "published",
         lambda _: False,  # --layout says that a Parquet file is one
-        "tracekit.sources.registry.read_published",
+        read_published,
         "Parquet + YAML of the straggler study (OSDI'25); give the YAML with --layout",
     ),
     Source(
@@ -510,7 +507,7 @@ LAST: tuple[Source, ...] = (
     Source(
         "hang-log",
         "text about a hang",
-        _is_hang_log,
+        sniff.is_hang_log,
         content=Content.DUMPS,
         command=("hang",),
         sentence=lambda look, _: other_log(look) or f"text about a hang; type `{command('hang', look.path)}`",

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tracekit.base.errors import FormatError
-from tracekit.base.paths import Look, command, shown
+from tracekit.base.paths import Look, command
 from tracekit.trace.facts import SourceKind
 from tracekit.trace.model import TimeUnit
 
@@ -64,7 +63,7 @@ class Source(Struct, frozen=True):
     `content`: what it holds. `read`: its job, None if it holds none. `takes`: names of the options that `read` uses.
     `command`: the words before the path on the command line that shows it. `sentence`: what to say of it to a command
     that wants something else. `description`: a line for lists of formats. `page`: of the documentation. `kinds`: what
-    reports on it cannot show.
+    reports on it cannot show. `in_batches`: whether steps of such a file can be analysed in batches.
     """
 
     name: str
@@ -78,17 +77,10 @@ class Source(Struct, frozen=True):
     description: str = ""
     page: str = ""
     kinds: tuple[SourceKind, ...] = ()
+    in_batches: bool = False
 
     def instead(self, look: Look, wanted: Content) -> str:
         """What the path is, and what to type, for a command that wants another kind."""
         if self.sentence is not None:
             return self.sentence(look, wanted)
         return f"{self.title}, not {wanted}; type `{command(*self.command, look.path)}`"
-
-
-class WrongSourceError(FormatError):
-    """A path that holds something else than the command wants. `look`, `source`: the path and its entry, if known."""
-
-    def __init__(self, look: Look, source: Source | None, words: str) -> None:
-        super().__init__(f"{shown(look.path)}: {words}")
-        self.look, self.source = look, source

@@ -22,8 +22,8 @@ from tracekit.store.catalogue_rows import AnyTrace, Incoming, StoredFile, Stored
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.incidents import HANGS, hang_files, read_hang
 from tracekit.store.store import Store, Writer
-from tracekit.trace.canonical import read_parquet
-from tracekit.trace.op import is_op_trace, read_op_trace
+from tracekit.trace.canonical import is_op_trace, read_parquet
+from tracekit.trace.op import read_op_trace
 
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]

@@ -34,7 +34,7 @@ from tracekit.base.stderr import say_once
 from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
 from tracekit.report.comparison import AppliedFix
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
-from tracekit.report.findings import WindowVerdict
+from tracekit.report.report import Report
 
 #: An incident closes after this many windows in a row without its cause.
 CLEAR_WINDOWS = 2
@@ -129,20 +129,21 @@ def followed(
     before: Sequence[Incident],
     job: str,
     number: int,
-    verdict: WindowVerdict,
+    report: Report,
     ended_at: datetime,
     moved_at: datetime | None = None,
 ) -> tuple[Incident, ...]:
     """The incidents of a job after window `number`, which ended at `ended_at`: those of `before`, not yet settled, and
     new ones.
 
-    `moved_at`: when its last step began, None if unknown. A window that cannot be trusted opens and closes nothing.
+    `report`: on the window. `moved_at`: when its last step began, None if unknown. A window that cannot be trusted
+    opens and closes nothing.
     """
-    if not verdict.judged:
+    if not report.judged:
         return tuple(before)
     going_on = [one for one in before if one.closed_at is None]
-    after = [_gone_on(incident, number, verdict, ended_at, moved_at) for incident in going_on]
-    new = [sighting for sighting in verdict.alarming if not any(one.shows_in(sighting) for one in going_on)]
+    after = [_gone_on(incident, number, report, ended_at, moved_at) for incident in going_on]
+    new = [sighting for sighting in report.alarming if not any(one.shows_in(sighting) for one in going_on)]
     for incident in (one for one in before if one.closed_at is not None):
         again = [sighting for sighting in new if incident.shows_in(sighting)]
         new = [sighting for sighting in new if sighting not in again]
@@ -162,13 +163,13 @@ def _seen(incident: Incident, number: int, sightings: Sequence[CauseInWords]) ->
 
 
 def _gone_on(
-    incident: Incident, number: int, verdict: WindowVerdict, ended_at: datetime, moved_at: datetime | None
+    incident: Incident, number: int, report: Report, ended_at: datetime, moved_at: datetime | None
 ) -> Incident:
     """An open incident after one more window."""
     if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
         over = moved_at is not None and moved_at > incident.opened_at
         return replace(incident, closed_at=ended_at, closed_window=number) if over else incident
-    seen = [one for one in verdict.sightings if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
+    seen = [one for one in report.answer.accounts if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
     if seen:
         return _seen(incident, number, seen)
     clear = incident.clear + 1

@@ -352,18 +352,19 @@ class LiveTables:
         analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
         rows: dict[str, list[dict[str, Any]]] = {"findings": [], "costs": [], "culprits": []}
         for each, findings in analysed:
-            verdict, metadata = findings.verdict(), each.item.trace.metadata
-            leading = verdict.sightings[:1]
+            verdict, answer = findings.report.verdict, findings.report.answer
+            leading, metadata = answer.accounts[:1], each.item.trace.metadata
             row = {
                 "verdict": verdict.kind,
-                **{column: getattr(verdict, column) for column in ("headline", "share", "confidence", "trust", "fix")},
+                **{column: getattr(verdict, column) for column in ("share", "confidence")},
+                **{column: getattr(answer, column) for column in ("headline", "trust", "fix")},
                 "saved_gpu_hours_per_day": leading[0].saved_gpu_hours_per_day if leading else None,
                 "ranks_missing": _count(metadata.get("missing_ranks")),
                 "dropped_records": _number(metadata.get("dropped_records")),
             }
             rows["findings"].append(each.key | row)
             rows["costs"].append(each.key | _costs(findings.report, each.item.trace.step_starts))
-            costliest = sorted(verdict.sightings, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
+            costliest = sorted(answer.accounts, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
             rows["culprits"] += [
                 each.key | {column: getattr(one, column) for column in _OF_CULPRITS} for one in costliest
             ]

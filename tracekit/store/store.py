@@ -123,12 +123,11 @@ class Store:
                     " or choose another --name"
                 )
             writer.write([(job_id, number, item)])
-            verdict = item.findings.verdict() if isinstance(item.findings, Findings) else None
-            if verdict is not None:
+            if isinstance(item.findings, Findings):
                 now, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
                 costs = catalogue.live.costs(item.name, number).get((item.name, number))
                 losses = () if costs is None else costs.losses
-                for incident in followed(before, item.name, number, verdict, now, _moved_at(item.trace)):
+                for incident in followed(before, item.name, number, item.findings.report, now, _moved_at(item.trace)):
                     catalogue.live.put_incident(job_id, _with_beginning(incident, losses, item.trace.step_starts))
         return number
 

@@ -74,6 +74,14 @@ def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return header
 
 
+def is_op_trace(path: Path) -> bool:
+    """Whether a file is an op trace; False if it cannot be read."""
+    try:
+        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == OP_TRACE_VERSION
+    except FormatError:
+        return False
+
+
 def read_columns(path: str | os.PathLike[str]) -> pl.DataFrame:
     """All columns of a Parquet file. Raises FormatError if it is empty, truncated or something else."""
     ops: pl.DataFrame = _parquet(path, lambda file: _columns_of(path, pl.scan_parquet(file)))

@@ -6,13 +6,24 @@ dataclasses.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..base.enums import StrEnum
 from ..base.errors import LayoutError, TraceError
 from ..base.text import quoted
+
+if sys.version_info >= (3, 11):
+    from enum import StrEnum
+else:  # where training may run
+    from enum import Enum
+
+    class StrEnum(str, Enum):
+        """An enum whose members are strings and print as such."""
+
+        __str__ = str.__str__
+
 
 #: First key of `otherData` in a timeline that tracekit exported; its value is the version of the content.
 TIMELINE_MARK = "tracekit_timeline"
@@ -177,6 +188,11 @@ class TraceKind(StrEnum):
 
     PIPELINE = "pipeline"
     OPS = "ops"
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether its steps can be analysed in batches."""
+        return self is TraceKind.PIPELINE
 
 
 @dataclass(frozen=True)

@@ -87,14 +87,6 @@ class OpTrace:
         self.ops.write_parquet(file, compression="zstd", metadata={METADATA_KEY: json.dumps(header)})
 
 
-def is_op_trace(path: Path) -> bool:
-    """Whether a file is an op trace; False if it cannot be read."""
-    try:
-        return path.suffix == ".parquet" and (read_header(path) or {}).get("schema_version") == OP_TRACE_VERSION
-    except FormatError:
-        return False
-
-
 def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     """Read an op trace. Raises FormatError if the file is not one."""
     header = read_header(path)

@@ -57,7 +57,7 @@ def in_seconds(
     raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
     per_second = (unit or TimeUnit.S).per_second
     of_one_rank = spans_of(raw.filter((rank == rank[0]) & ranked))
-    if on_clock(float(start.max()), of_one_rank, per_second):  # type: ignore[arg-type]
+    if on_clock(float(start.to_numpy().max()), of_one_rank, per_second):
         spans = spans_of(raw)
         zeros, step_starts = zeros_of_steps(spans, unit, step_starts, source, start.to_numpy())
         start -= zeros[spans["step"].unique().sort().search_sorted(raw["step"])]
@@ -278,9 +278,10 @@ def check_magnitudes(
 def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
     """Raise TraceError if a time is beyond all bounds. `ops`: canonical columns."""
     for name in ("start", "duration"):
-        least, most = float(ops[name].min()), float(ops[name].max())  # type: ignore[arg-type]
+        times = ops[name].to_numpy()
+        least, most = float(times.min()), float(times.max())
         if max(-least, most) > LONGEST_S:
-            row = int(((ops[name] > LONGEST_S) | (ops[name] < -LONGEST_S)).arg_max() or 0)
+            row = int((np.abs(times) > LONGEST_S).argmax())
             expected = "seconds from the start of the step" if name == "start" else "seconds"
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 

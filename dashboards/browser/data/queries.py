@@ -30,8 +30,8 @@ from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.fleet.figures import CURVE, FleetFigures, counted_jobs, figures_of, quantiles
 from tracekit.fleet.recurring_culprits import FALSE_DISCOVERY_RATE, recurring_culprits
 from tracekit.fleet.study import Study
-from tracekit.report.compare import WorkerSteps
 from tracekit.report.conclusions import RunVerdict
+from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.report import Report
 from tracekit.report.tables import OfWorker, frame_of
 from tracekit.sources.registry import job_of
@@ -239,7 +239,7 @@ class Results:
         except StoreError:  # of an older store, which has it in its reports: a page about a report says what is wrong
             return None
 
-    def worker_steps(self, name: str) -> WorkerSteps:
+    def worker_steps(self, name: str) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
         return self._of(name, ("workers",), self._kept, self._read_worker_steps)
 
@@ -357,10 +357,10 @@ class Results:
             raise NotStoredError(f"the job {row['name']!r} {_WITHOUT if _has_workers(row) else _NO_WORKERS}")
         return rows
 
-    def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSteps:
+    def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSlowdowns:
         frame = self._read_workers(row)
         dp_ranks = frame["dp_ranks"][0].to_numpy()
-        return WorkerSteps(
+        return WorkerSlowdowns(
             frame["step"].to_numpy().astype(np.int64),
             dp_ranks.astype(np.int64),
             frame["slowdown"].explode().to_numpy().reshape(frame.height, len(dp_ranks), -1),

@@ -122,7 +122,7 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
     from tracekit.live.watch import STORE_ENDING, await_store
-    from tracekit.sources.recognise import is_a
+    from tracekit.sources.load import is_a
     from tracekit.sources.source import Content
     from tracekit.store import Store, default_store
 

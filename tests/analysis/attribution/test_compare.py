@@ -12,7 +12,6 @@ from tests.reports import report_with
 from tests.sides import cause, side
 from tracekit.report.compare import (
     ChangeEffect,
-    WorkerSteps,
     causes_of_jobs,
     causes_of_parts,
     cost_changes,
@@ -20,6 +19,7 @@ from tracekit.report.compare import (
     verdict,
     whole,
 )
+from tracekit.report.findings import WorkerSlowdowns
 
 
 def test_what_the_steps_contribute_to_the_share_that_is_lost_averages_to_it() -> None:
@@ -39,7 +39,7 @@ def test_a_job_loses_what_its_report_says_and_parts_of_it_what_their_steps_do() 
     report = report_with(by_step=steps, verdict=verdict_of_all, step_time_s={"recorded": 10.0})
     everything = whole("made", report)
     assert (everything.lost_share, everything.lost_gpu_hours_per_day) == (0.2, 19.2)
-    workers = WorkerSteps(np.array([1, 2]), np.array([0]), np.ones((2, 1, 1), np.float32))
+    workers = WorkerSlowdowns(np.array([1, 2]), np.array([0]), np.ones((2, 1, 1), np.float32))
     shares = [(part.lost_share, part.lost_gpu_hours_per_day) for part in parts("made", report, workers, 2)]
     assert shares == [pytest.approx((0.1, 9.6)), pytest.approx((0.3, 28.8))]
 

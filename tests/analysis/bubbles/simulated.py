@@ -194,7 +194,7 @@ def random_lanes(
     seed: int, orders: list[list[Compute]], ranks: int = 3, steps: int = 2, wire: float = 0.003
 ) -> dict[tuple[int, int], Pipeline]:
     """Lanes with random stages, workers, microbatches and launch delays, and one time for all transfers."""
-    draw = random.Random(seed)  # noqa: S311
+    draw = random.Random(seed)
     virtual = sorted({c[1] for order in orders for c in order})
     stage = {(kind, v): draw.uniform(0.02, 0.05) for kind in "FBW" for v in virtual}
     worker = {(d, v): draw.choice([1.0, 1.0, 1.5]) for d in range(ranks) for v in virtual}

@@ -15,7 +15,7 @@ Model = dict[str, Any]
 
 def draw(seed: int, *, layers: int, stages: int, memory: float | None = None, **changes: Any) -> Model:
     """A random job. `memory`: the limit over what the plan in use needs; `changes`: of the model."""
-    pick = random.Random(seed)  # noqa: S311  draws need to be repeatable
+    pick = random.Random(seed)
     heavy, slow_link = pick.choice((1.0, 4.0)), pick.choice((0.1, 1.0, 10.0))
     model: Model = {
         "model_version": 1,

@@ -62,7 +62,7 @@ def test_no_plan_of_the_space_is_faster(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_bound_is_above_the_step_that_it_bounds(seed: int) -> None:
-    pick = random.Random(seed)  # noqa: S311  draws need to be repeatable
+    pick = random.Random(seed)
     for number in range(40):
         stages = pick.randint(1, 6)
         model = draw(1000 * seed + number, layers=stages + pick.randint(0, 4), stages=stages)

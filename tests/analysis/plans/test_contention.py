@@ -19,7 +19,7 @@ RATES = ("compute_rate", "reduce_rate")
 
 
 def _contended(seed: int, kind: str) -> dict[str, Any]:
-    pick = random.Random(seed)  # noqa: S311  draws need to be repeatable
+    pick = random.Random(seed)
     model = draw(seed, layers=6 + seed % 3, stages=1, replicas=4, space={"buckets": kind})
     model["reduce"] |= {"compute_rate": pick.uniform(0.3, 1), "reduce_rate": pick.uniform(0.1, 1)}
     model["reduce"] |= {"copy_per_mb_s": pick.choice((0.0, 2e-4)), "at_once": pick.choice((1, 2, 3))}
@@ -50,7 +50,7 @@ def test_any_buckets_take_what_the_simulator_says(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_one_recording_shows_what_other_buckets_take(seed: int) -> None:
-    pick = random.Random(seed)  # noqa: S311
+    pick = random.Random(seed)
     works = [pick.uniform(0.005, 0.02) for _ in range(12)]
     sizes = [pick.uniform(2, 12) for _ in range(12)]
     rate = pick.uniform(0.4, 0.95)

@@ -217,7 +217,7 @@ def test_the_error_of_a_price_holds_the_scatter_of_the_steps_and_is_that_of_the_
         for step, train in enumerate((10, 50, 30))
     ))  # fmt: skip
     job = RlJob.read([log])
-    (price,) = job.report.rl.what_if
+    (price,) = job.report.what_if
     assert (price.step_s, price.saved_s) == (70.0, 30.0)
     assert (price.low_s, price.high_s) == pytest.approx((70 - 49.683, 70 + 49.683), abs=1e-3)
     (fix,) = job.report.fixes
@@ -261,7 +261,7 @@ def test_time_in_no_phase_leads_if_it_is_more_than_what_a_loss_or_the_longest_ph
     report = RlJob.read([tmp_path / "verl.log"]).report
     verdict = report.verdict
     assert (str(verdict.kind), verdict.label) == (kind, kind)
-    assert report.rl.leading == ("sync" if "sync" in phases else None)
+    assert report.leading == ("sync" if "sync" in phases else None)
 
 
 def test_how_the_step_is_logged_decides_what_is_known() -> None:

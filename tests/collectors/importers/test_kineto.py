@@ -12,8 +12,7 @@ from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, 
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
 from tracekit.collectors.importers.kineto.reader import KernelClasses, kernel_classes, read_kineto
-from tracekit.sources.load import load
-from tracekit.sources.recognise import jobs_in
+from tracekit.sources.load import jobs_in, load
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import ProcessGroup
 

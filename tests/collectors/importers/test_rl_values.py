@@ -182,7 +182,7 @@ def test_a_job_that_trains_on_stale_samples_is_sold_no_staleness(tmp_path: Path)
     assert (log.stale, means(log)["trainer-wait"]) == (True, 1030.5)
     job = RlJob.read([tmp_path / "log"])
     assert rows_of(job, "digest", "analysis")["workers"].is_empty()  # as of any run of post-training
-    account = job.report.rl
+    account = job.report
     assert account.what_if == []
     assert account.sides is not None
     assert (account.sides.trainer_idle, account.sides.rollout_idle) == pytest.approx((0.07, 0.45))
@@ -205,12 +205,12 @@ def test_tools_have_a_bound_where_the_slowest_trajectory_was_in_them(tmp_path: P
     log = log_of(tmp_path / "log", text)
     assert log.measures["tools"][:2].tolist() == [0.0, 300.0]
     assert math.isnan(log.measures["tools"][2])
-    tools = RlJob.read([tmp_path / "log"]).report.rl.tools
+    tools = RlJob.read([tmp_path / "log"]).report.tools
     assert tools is not None
     assert (tools.steps, tools.most_s, tools.share) == ([2], 100.0, 0.1)
     bare = "".join(verl(step) + " - timing_s/agent_loop/tool_calls/mean:42.0\n" for step in range(3))
     log_of(tmp_path / "mean", bare)
-    tools = RlJob.read([tmp_path / "mean"]).report.rl.tools
+    tools = RlJob.read([tmp_path / "mean"]).report.tools
     assert tools is not None
     assert (tools.share, tools.calls_s) == (None, 42.0)
     assert "the mean trajectory spends 42.00 s in tool calls" in run("rl", tmp_path / "mean").out

@@ -179,9 +179,7 @@ print({{function.__module__ for function in (tracekit.step, log, set_step, span)
 
 def test_the_recorder_imports_itself_by_relative_names():
     """Also in modules that few trainings load: others would import the job's own `tracekit`."""
-    shared = [
-        ROOT / "tracekit" / name for name in ("base/errors.py", "base/text.py", "base/enums.py", "trace/model.py")
-    ]
+    shared = [ROOT / "tracekit" / name for name in ("base/errors.py", "base/text.py", "trace/model.py")]
     for path in (*(ROOT / "collectors" / "record").glob("*.py"), *INJECTED.glob("*.py"), *shared):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

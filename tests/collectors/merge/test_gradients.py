@@ -43,6 +43,26 @@ def test_buckets_are_timed_alone_and_beside_the_backward() -> None:
     ]
 
 
+def test_of_buckets_that_equally_many_steps_have_those_of_the_later_step_count() -> None:
+    """The first step, in which the reducer learns the order of gradients, has others than those after it."""
+    second = {"step": 2}
+    rows = [
+        compute("forward-compute", 10, 100),
+        compute("backward-compute", 110, 300),
+        _bucket(150, 200, 9 * MIB),
+        _bucket(250, 290, 3 * MIB),
+        (Category.STEP, "step", 1000, 2000, {**second, "flags": Flag.COMPLETE | Flag.RECORDING}),
+        compute("forward-compute", 1010, 1100, **second),
+        compute("backward-compute", 1110, 1300, **second),
+        *((*row[:4], row[4] | second) for row in (_bucket(1150, 1200, 10 * MIB), _bucket(1250, 1290, 2 * MIB))),
+    ]
+    ranks = [rank(number, rows, mesh={"names": ["dp"], "ranks": [0, 1]}, groups=[GROUP]) for number in range(2)]
+    for one in ranks:
+        one.facts["gradients"] = [{"bytes": [2 * MIB, 10 * MIB], "bucket_cap_mb": 5.0, "first_bucket_mb": 1.0}]
+    reductions = merged(*ranks).trace.metadata["gradients"]["reductions"]
+    assert [row[0] for row in reductions] == [10 * MIB, 2 * MIB]
+
+
 def test_the_reducer_copies_bucket_after_bucket_until_its_backward_ends() -> None:
     """From 290 ms, when the second bucket is reduced, the backward copies it for 10 ms: at most 5 ms a MiB. Both would
     take (300 - 260) / 12 from the first one on.

@@ -9,8 +9,7 @@ from tests.cases import case
 from tests.collectors.importers.nsys.exports import GEMM, TWO_RANKS, export, kernel, span
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import Look
-from tracekit.sources.load import load
-from tracekit.sources.recognise import wrong_source
+from tracekit.sources.load import load, wrong_source
 from tracekit.sources.source import Content
 
 

@@ -20,8 +20,7 @@ from tests.collectors.importers.nsys.exports import (
 )
 from tracekit.analysis.gpu.matching import match_collectives
 from tracekit.collectors.importers.kineto.reader import read_kineto
-from tracekit.sources.load import load
-from tracekit.sources.recognise import jobs_in
+from tracekit.sources.load import jobs_in, load
 
 
 def read(path, rows, **more):
