@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
+from tracekit.analysis.attribution.by_label import Spent
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.gpu.recorded import KEPT
 from tracekit.analysis.job.job import Job
@@ -62,7 +62,7 @@ def gate(
     notes += [
         f"{short(job.trace.name)}: left out, as unlike the other steps: {side.unlike}"
         for job, side in zip((*baselines, run), (*before, after), strict=True)
-        if isinstance(side, SpentPhases) and side.unlike
+        if side.unlike
     ]
     if change := rates(_tokens_per_s(baselines, before), _tokens_per_s([run], [after])):
         notes.append(change)
@@ -77,7 +77,7 @@ def gate(
     )
 
 
-def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[StepsSpent | SpentPhases]) -> float | None:
+def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent]) -> float | None:
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
     per_s = list[float]()
     for job, side in zip(jobs, sides, strict=True):
