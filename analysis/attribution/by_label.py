@@ -178,6 +178,8 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
 
     replay: GraphReplay
     ignored: Collection[int] = ()
+    #: No step is left out but the ignored ones.
+    unlike: ClassVar[str] = ""
 
     @property
     def marked(self) -> bool:
@@ -273,3 +275,7 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
         codes, inverse = np.unique(label.codes, return_inverse=True)
         places = [place[label.value(code)] if code != UNLABELLED else len(values) for code in codes.tolist()]
         return np.array(places, np.int64)[inverse].reshape(label.codes.shape)
+
+
+#: What the steps of any job take.
+Spent = StepsSpent | SpentPhases

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, StepsSpent
+from tracekit.analysis.attribution.by_label import Spent, SpentPart
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import (
     MeanDifferences,
@@ -163,8 +163,8 @@ def percent(share: float) -> str:
 
 
 def judge(
-    baselines: Sequence[StepsSpent | SpentPhases],
-    run: StepsSpent | SpentPhases,
+    baselines: Sequence[Spent],
+    run: Spent,
     limit: float,
     parts: Collection[str] = (),
     noise: float | None = None,
@@ -218,7 +218,7 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     return f"slowdown is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
 
-def _seconds(side: StepsSpent | SpentPhases, part: SpentPart | None) -> Floats:
+def _seconds(side: Spent, part: SpentPart | None) -> Floats:
     """What each step takes, or a part of it on the mean rank, seconds, [steps]."""
     return side.step_s if part is None else side.parts.get(part, np.zeros_like(side.step_s))
 
@@ -248,7 +248,7 @@ def _judged(differences: MeanDifferences, column: int, part: SpentPart | None, a
     )
 
 
-def _where(sides: Sequence[StepsSpent | SpentPhases], parts: list[SpentPart]) -> str:
+def _where(sides: Sequence[Spent], parts: list[SpentPart]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most.
 
     Of ranks that differ, those that grew at least half as much as the one that grew most.

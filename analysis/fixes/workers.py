@@ -296,7 +296,7 @@ def general_plans(job: PipelineSubject) -> Iterator[Plan]:
     """Plans that do not depend on a cause."""
     if not collectives(job).empty:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
-        kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(job.replay.graph.kinds)))}"
+        kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(job.replay.graph.job.kinds)))}"
         transfers = traffic_of(job).transfer_share[..., None]
         yield Plan(
             "overlap-dp-communication",

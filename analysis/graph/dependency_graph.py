@@ -56,7 +56,7 @@ from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole
 from tracekit.base.errors import GraphError, extra
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import COMMUNICATION, KINDS, Layout, OpKind, Worker
+from tracekit.trace.model import COMMUNICATION, KINDS, Layout, OpKind
 
 if TYPE_CHECKING:
     import networkx
@@ -105,10 +105,6 @@ class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
                 first[row] = nobody[waits].all(axis=0)
                 nobody[row] = first[row] & ~self.present[row]
         return first & self.present
-
-    def only_lanes(self, lanes: Ints, step: Int32s) -> Block:
-        """The block with only these lanes, with steps renumbered to `step`."""
-        return replace(self.only(lanes), step=step, first_lane=first_lanes(step))
 
 
 class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
@@ -284,21 +280,24 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         """The position in `dp_ranks` of each lane's DP rank, [lanes]."""
         return np.searchsorted(self.dp_ranks, block.dp_rank)
 
+    def only_steps(self, positions: Ints) -> tuple[DependencyGraph, list[Ints]]:
+        """The graph with only the steps at these positions, and the lanes of each block in them; it may have none."""
+        blocks, lanes_of_blocks = [], []
+        for block in self.blocks:
+            lanes = np.flatnonzero(np.isin(block.step, positions))
+            step = np.searchsorted(positions, block.step[lanes]).astype(np.int32)
+            blocks.append(replace(block.only(lanes), step=step, first_lane=first_lanes(step)))
+            lanes_of_blocks.append(lanes)
+        graph = replace(self, steps=self.steps[positions], blocks=tuple(blocks))
+        if self.rank_begin_s is not None:
+            begin_s = self.rank_begin_s[:, np.searchsorted(self.dp_ranks, graph.dp_ranks)]
+            graph = replace(graph, rank_begin_s=begin_s)
+        return graph, lanes_of_blocks
+
     def rank_begins(self, block: Block, rows: Ints) -> Floats:
         """`rank_begin_s` of the ranks of these rows, [rows, lanes]."""
         assert self.rank_begin_s is not None, "checked by the caller"
         return self.rank_begin_s[block.template.pp_rank[rows][:, None], self.dp_index(block)]
-
-    @cached_property
-    def kinds(self) -> tuple[OpKind, ...]:
-        """The kinds of op in the graph, in the order of `OpKind`."""
-        codes = np.unique(np.concatenate([block.template.kind for block in self.blocks]))
-        return tuple(KINDS[code] for code in codes)
-
-    @cached_property
-    def workers(self) -> tuple[Worker, ...]:
-        """The workers in the graph, by DP rank, then stage."""
-        return tuple(Worker(dp_rank, pp_rank) for dp_rank in self.dp_ranks for pp_rank in range(self.layout.pp))
 
     def to_networkx(self, step: int | None = None) -> networkx.DiGraph[Node]:
         """One step (by default the first) as a networkx graph, for exploration.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
+from tracekit.analysis.attribution.by_label import Spent
 from tracekit.analysis.attribution.gate import Gate, Runs, judge
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import SelectionError
@@ -69,7 +69,7 @@ def gate(
     )
 
 
-def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[StepsSpent | SpentPhases]) -> float | None:
+def _tokens_per_s(jobs: Sequence[Job], sides: Sequence[Spent]) -> float | None:
     """Tokens a second of the mean job; None if the loop of one logs no tokens."""
     per_s = list[float]()
     for job, side in zip(jobs, sides, strict=True):

@@ -345,7 +345,7 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
     if job.method is Method.PUBLISHED:
         return None
     graph = job.graph
-    occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.kinds))
+    occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.job.kinds))
     same_rules = graph.posting.rule is Posting.SAME_DIRECTION
     reasons = []
     if job.clocks.any_off:

@@ -101,8 +101,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return self
         chosen = sampled_steps(self.graph.job.steps, self.graph.job.ops)
         positions = np.flatnonzero(np.isin(self.graph.steps, chosen))
-        steps, parts = whole.agreed(lambda: (self.graph.steps[positions], self._parts(positions)), _joined_samples)
-        return replace(self, sampled=self._of_parts(steps, parts))
+        steps, parts = whole.agreed(lambda: (self.graph.steps[positions], self._parts(positions)[1]), _joined_samples)
+        return replace(self, sampled=self._of_parts(replace(self.graph, steps=steps), parts))
 
     @cached_property
     def _early_beginnings(self) -> EarlyBeginnings | None:
@@ -140,26 +140,26 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
                 f"none of these steps is in the job; it has {len(self.graph.steps)} steps from {self.graph.steps[0]} to"
                 f" {self.graph.steps[-1]}"
             )
-        return self._of_parts(self.graph.steps[wanted], [part for part in self._parts(wanted) if part[0].lanes])
+        graph, parts = self._parts(wanted)
+        return self._of_parts(graph, [part for part in parts if part[0].lanes])
 
-    def _parts(self, wanted: Ints) -> list[_Part]:
-        """The lanes of each block in the steps at these positions; of a block without any, none."""
+    def _parts(self, wanted: Ints) -> tuple[DependencyGraph, list[_Part]]:
+        """The graph with the steps at these positions, and its blocks, even without lanes, with their costs."""
+        graph, lanes_of_blocks = self.graph.only_steps(wanted)
         parts = []
-        for number, block in enumerate(self.graph.blocks):
-            lanes = np.flatnonzero(np.isin(block.step, wanted))
-            part = block.only_lanes(lanes, np.searchsorted(wanted, block.step[lanes]).astype(np.int32))
+        for number, (block, lanes) in enumerate(zip(graph.blocks, lanes_of_blocks, strict=True)):
             cost, delay, ideal = (
                 of[number] if of[number].ndim == 1 else np.ascontiguousarray(of[number][:, lanes])
                 for of in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
             )
-            parts.append((part, cost, delay, ideal))
-        return parts
+            parts.append((block, cost, delay, ideal))
+        return graph, parts
 
-    def _of_parts(self, steps: Int32s, parts: Sequence[_Part]) -> JobReplay:
-        """The replay of these `_parts`, whose steps have these numbers."""
+    def _of_parts(self, graph: DependencyGraph, parts: Sequence[_Part]) -> JobReplay:
+        """The replay of the graph with these `_parts` as its blocks."""
         blocks, cost, delay, ideal = zip(*parts, strict=True)
         return JobReplay(
-            replace(self.graph, steps=steps, blocks=blocks),
+            replace(graph, blocks=blocks),
             replace(self.durations, cost=cost, launch_delay=delay, ideal=ideal),
             self.clocks,
         )
@@ -314,21 +314,11 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, graph: DependencyGraph, numbers: Int32s) -> EarlyBeginnings:
         """Of the steps with these `numbers`."""
-        steps = np.flatnonzero(np.isin(graph.steps, numbers))
-        lanes = [np.flatnonzero(np.isin(block.step, steps)) for block in graph.blocks]
-        blocks = [
-            block.only_lanes(here, np.searchsorted(steps, block.step[here]).astype(np.int32))
-            for block, here in zip(graph.blocks, lanes, strict=True)
-        ]
-        sample = replace(graph, steps=graph.steps[steps], blocks=tuple(blocks))
-        if graph.rank_begin_s is not None:
-            sample = replace(
-                sample, rank_begin_s=graph.rank_begin_s[:, np.searchsorted(graph.dp_ranks, sample.dp_ranks)]
-            )
+        sample, lanes = graph.only_steps(np.flatnonzero(np.isin(graph.steps, numbers)))
         recorded = _recorded_ends(sample)
         between = [
             block.template.begin[rows] - recorded.stage_s[block.template.pp_rank[rows]]
-            for block in blocks
+            for block in sample.blocks
             for rows in (_firsts(block.template),)
         ]
         rank_begin_s = np.zeros_like(recorded.rank_s) if sample.rank_begin_s is None else sample.rank_begin_s

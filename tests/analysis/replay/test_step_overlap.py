@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,3 +217,16 @@ def test_scenarios_take_as_long_as_the_ranks_played_with_their_durations(ranks, 
     assert mean_step_time(replay, with_set(f"kind={part} and dp_rank={chosen}", 0.01)) == pytest.approx(
         expected, rel=1e-2
     )
+
+
+def test_some_steps_of_a_job_keep_the_beginnings_of_their_own_ranks():
+    """A DP rank that most steps lack: those steps alone still begin as in the whole job."""
+    trace = DataParallel(work=(3.0, 3.0, 2.0), optimizer=(0.1, 1.0, 0.1)).played()[0]
+    ops = trace.ops.filter((pl.col("dp_rank") != 0) | (pl.col("step") < 2))
+    replay = JobReplay.from_trace(Trace.from_frame(ops, trace.layout, name="by hand"))
+    assert replay.graph.rank_begin_s is not None
+    assert len(replay.graph.dp_ranks) == 3
+    number = int(replay.graph.steps[5])
+    some = replay.only_steps([number])
+    assert some.graph.dp_ranks == (1, 2)
+    assert step_times(some, RECORDED)[0] == step_times(replay, RECORDED)[5]
