@@ -4,7 +4,7 @@ python -m benchmarks profiler-cost [ROUNDS]
 
 Runs small jobs of torch on one thread of the CPU, by turns without the profiler and with it, with and without shapes
 and stacks, and compares the CPU time that recording added to a step with what the gaps between events add up to.
-The importer's factors (`measured_cost.py`) are of an earlier, smaller run on an idle machine; a busy one prints more.
+The importer's factors (`host_work.py`) are of an earlier, smaller run on an idle machine; a busy one prints more.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class Prometheus:
 
         def ask() -> None:
             try:
-                request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s), see source.py
+                request = urllib.request.Request(url, headers=self._headers)  # noqa: S310 - http(s), see `open_metrics`
                 with OPENER.open(request, timeout=SILENCE_S) as answer:
                     answers.append(answer.read(MOST_ANSWER_BYTES + 1))
             except Exception as error:  # raised in the thread that waits

@@ -3,7 +3,7 @@
  *
  * In: calls by NCCL through the tables at the end, from user threads, proxy threads and CUDA's callback threads; the
  * step and mask that Python sets. Out: slots in the ring of `ring.h`. Every call adds one slot and changes no earlier
- * one, so calls may come late, never or in any order: `operations.py` joins them by handle. A handle is a number, not a
+ * one, so calls may come late, never or in any order: `rings.py` joins them by handle. A handle is a number, not a
  * pointer, so it cannot be used after it was freed.
  *
  * While the job runs, nothing here waits or allocates, except for reserving a lane's room when a thread takes it. Only

@@ -55,7 +55,7 @@ def ring_files(directory: Path) -> list[Path]:
     """The rings of an attempt."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.glob(f"nccl-*{RING_SUFFIX}") if is_ring(path))
+    return sorted(path for path in directory.glob(f"nccl-*{RING_SUFFIX}") if _FILE.match(path.name))
 
 
 def read_nccl(directory: Path, processes: Mapping[int, ProcessId]) -> NcclRecording | None:
@@ -323,7 +323,6 @@ class NcclRing:
 class RingFile:
     """An open ring file: its header as it was when opened, its lanes as they are. Raises FormatError and OSError."""
 
-    path: Path
     header: npt.NDArray[np.void]
     lanes: npt.NDArray[np.void]
 
@@ -351,12 +350,7 @@ def open_ring(path: Path) -> RingFile:
     if path.stat().st_size < HEADER_BYTES + len(header["lane"]) * size * SLOT.itemsize or size & (size - 1) or not size:
         raise FormatError(f"{path}: damaged, {size} slots per lane do not fit into the file; record again")
     lanes = np.memmap(path, SLOT, "r", HEADER_BYTES, (len(header["lane"]), size))
-    return RingFile(path, header, lanes)
-
-
-def is_ring(path: Path) -> bool:
-    """True if the file has the name of a ring."""
-    return _FILE.match(path.name) is not None
+    return RingFile(header, lanes)
 
 
 def read_ring(path: str | os.PathLike[str]) -> NcclRing:

@@ -440,12 +440,12 @@ def control_file(make):
     """A control file that `make` makes while the job runs; the training goes on once it has been looked at."""
 
     def break_it():
-        from _tracekit_recorder.collectors.record import control, recorder, small_file
+        from _tracekit_recorder.collectors.record import bootstrap, recorder, small_file
 
         folder, looked = own_run(), threading.Event()
         recorder.FLUSH_INTERVAL_S = 0.001
         small_file.FOLLOWING_PERIOD_S = 0
-        look = control.Control.look
+        look = bootstrap.Control.look
 
         def look_and_tell(follower):
             look(follower)
@@ -456,7 +456,7 @@ def control_file(make):
             make(folder / "control.json")
             looked.wait(20)
 
-        control.Control.look = look_and_tell
+        bootstrap.Control.look = look_and_tell
         sys.midway = write_and_wait
 
     return break_it
@@ -518,17 +518,17 @@ def users_exit_first():
 
 @fault
 def callbacks_never_come():
-    from _tracekit_recorder.collectors.record import callbacks
+    from _tracekit_recorder.collectors.record import collectives
 
-    callbacks.TIMEOUT_S = 0.05
-    callbacks._Callback.__del__ = lambda _: None
+    collectives.TIMEOUT_S = 0.05
+    collectives._Callback.__del__ = lambda _: None
 
 
 @fault
 def callbacks_raise():
-    from _tracekit_recorder.collectors.record import callbacks
+    from _tracekit_recorder.collectors.record import collectives
 
-    callbacks._Callback.__call__ = raises(LookupError("sabotage"))
+    collectives._Callback.__call__ = raises(LookupError("sabotage"))
 
 
 def signalled(number, **handlers):
