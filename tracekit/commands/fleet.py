@@ -227,7 +227,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
     from tracekit.report.tables import safe_csv
 
-    kind = _kind(CULPRITS.names(), "culprits that `tracekit fleet culprits` wrote")
+    kind = _kind(CULPRITS, "culprits that `tracekit fleet culprits` wrote")
     if csv is not None:
         check_writable(csv, kind)
     with progress("reading the study"):

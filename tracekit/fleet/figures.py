@@ -117,7 +117,7 @@ def figures_of(study: Study) -> FleetFigures:
     hours, lost = _column(jobs, "gpu_hours"), _column(jobs, "lost_gpu_hours")
     straggling = _column(jobs, "straggling")
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
-    columns += [_by_job(jobs, fixes.filter(kind=kind)) for kind in titles["kind"]]
+    columns += [of_jobs(jobs, fixes.filter(kind=kind), "gpu_hours") for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
     jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
     return FleetFigures(
@@ -146,10 +146,10 @@ def _column(jobs: pl.DataFrame, name: str) -> Floats:
     return jobs[name].cast(pl.Float64).fill_null(0.0).fill_nan(0.0).to_numpy()
 
 
-def _by_job(jobs: pl.DataFrame, rows: pl.DataFrame) -> Floats:
-    """`gpu_hours` of rows by job, in the order of `jobs`."""
-    joined = jobs.select("job").join(rows.select("job", "gpu_hours"), on="job", how="left", maintain_order="left")
-    return _column(joined, "gpu_hours")
+def of_jobs(jobs: pl.DataFrame, rows: pl.DataFrame, column: str) -> Floats:
+    """A column of `rows`, which have one for each of some jobs, in the order of `jobs`; 0 for the others, [jobs]."""
+    joined = jobs.select("job").join(rows.select("job", column), on="job", how="left", maintain_order="left")
+    return _column(joined, column)
 
 
 def _left_out(study: Study) -> Sequence[JobsLeftOut]:

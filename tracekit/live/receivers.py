@@ -195,7 +195,7 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return sorted(incidents, key=lambda incident: -incident.cause.share)[:MOST_TOLD]
 
 
-def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> str:
+def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int) -> str:
     """The generic JSON message; docs/live.md shows an example."""
     content = {
         "version": 1,
