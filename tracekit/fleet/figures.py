@@ -33,6 +33,19 @@ MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
 #: A job has a cause if the cause costs it at least this share of the step.
 SMALLEST_SHARE = 0.01
+#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
+_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
+#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
+_AT_ONCE = 16
+CONFIDENCE = 0.95
+CITATION = (
+    "Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI'25: 3,079 jobs of 128"
+    " GPUs and more over five months"
+)
+AS_REPORTED = "as reported"
+#: The number of jobs in the paper's study, and its smallest job in GPUs.
+PAPER_JOBS, SMALLEST_JOB = 3079, 128
+SHARE, SLOWDOWN = "share", "S"
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,13 +341,6 @@ def _fixes(
         )
 
 
-#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
-_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
-#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
-_AT_ONCE = 16
-CONFIDENCE = 0.95
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A figure with the ends of its interval."""
@@ -381,16 +387,6 @@ def interval(samples: Floats) -> tuple[float, float]:
         return float("nan"), float("nan")
     low, high = np.quantile(defined, (tail, 1 - tail))
     return float(low), float(high)
-
-
-CITATION = (
-    "Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI'25: 3,079 jobs of 128"
-    " GPUs and more over five months"
-)
-AS_REPORTED = "as reported"
-#: The number of jobs in the paper's study, and its smallest job in GPUs.
-PAPER_JOBS, SMALLEST_JOB = 3079, 128
-SHARE, SLOWDOWN = "share", "S"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.fleet.figures import Interval, bootstrapped, counted_jobs, interval, of_jobs
 from tracekit.fleet.study import Study
 
+_ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
+
 
 class ChangeDirection(StrEnum):
     """The direction of a change."""
@@ -70,9 +72,6 @@ def compare_studies(before: Study, after: Study) -> FleetComparison:
     sides = _side(before, seed=1), _side(after, seed=2)
     figures = sorted({*sides[0].sums, *sides[1].sums}, key=lambda figure: (_ORDER.index(figure[0]), figure[1]))
     return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))
-
-
-_ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
 
 
 def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[FleetChange]:

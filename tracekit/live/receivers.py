@@ -51,6 +51,9 @@ _SLACK = "hooks.slack.com"
 _Item = TypeVar("_Item")
 #: The content of a message: number of each incident, and "opened" or "closed".
 Keys = Sequence[tuple[int, str]]
+#: What `--log` can name: each is also the name of its package.
+TRACKERS = ("wandb", "mlflow", "tensorboard")
+_LINE = re.compile(rb"after (?P<after>[0-9]{1,18})|(?P<incident>[0-9]{1,18}) (?P<status>opened|closed)")
 
 
 class Notifier:
@@ -257,10 +260,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", printable(text))
 
 
-#: What `--log` can name: each is also the name of its package.
-TRACKERS = ("wandb", "mlflow", "tensorboard")
-
-
 class TrackerProcess:
     """A tracker of one job. `where`: as for `tracekit.dashboards.trackers.opened`.
 
@@ -323,9 +322,6 @@ class TrackerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         return self._process.stdin, self._process.stdout
-
-
-_LINE = re.compile(rb"after (?P<after>[0-9]{1,18})|(?P<incident>[0-9]{1,18}) (?P<status>opened|closed)")
 
 
 class DeliveryLog:
