@@ -43,8 +43,8 @@ CITATION = (
     " GPUs and more over five months"
 )
 AS_REPORTED = "as reported"
-#: The number of jobs in the paper's study, and its smallest job in GPUs.
-PAPER_JOBS, SMALLEST_JOB = 3079, 128
+#: The smallest job in the paper's study, GPUs.
+SMALLEST_JOB = 128
 SHARE, SLOWDOWN = "share", "S"
 
 
