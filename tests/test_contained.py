@@ -26,7 +26,7 @@ SOURCE = Path(tracekit.__file__).parent
 FILES = [
     *sorted((SOURCE / "store").glob("*.py")),
     SOURCE / "fleet" / "study.py",
-    *(SOURCE / "live" / name for name in ("code_lines.py", "receivers.py")),
+    *(SOURCE / "live" / name for name in ("receivers.py", "run.py")),
 ]
 #: Methods of paths and functions of `os` that reach files by a path.
 BY_PATH = {
@@ -42,8 +42,11 @@ ALLOWED = {
     "catalogue.py": {"files.joinpath.read_text"},  # of the package
     "catalogue_file.py": {"shutil.copyfile"},  # between descriptors
     "folder.py": {
-        *("self.path.exists", "self.path.lstat", "self.path.readlink", "self.path.iterdir"),
-        *("Path.mkdir", "path.parent.mkdir"),  # of what it fetches
+        "self.path.exists",
+        "self.path.lstat",
+        "self.path.readlink",
+        "self.path.iterdir",
+        *("Path.mkdir", "path.parent.mkdir"),  # folders of its own, for copies from object storage
     },
     "store.py": {
         "self.path.exists",
@@ -53,10 +56,10 @@ ALLOWED = {
         "remote.exists",
         "writer.remove",
     },
-    "receivers.py": {"OPENER.open"},  # of addresses
+    "receivers.py": {"OPENER.open"},  # of an address
     "study.py": {
         *("self.path.mkdir", "self.path.iterdir", "open"),  # of a descriptor
-        *("os.walk", "path.read_bytes"),  # of the traces to study
+        *("os.walk", "path.read_bytes"),  # the code of the package
     },
 }
 

@@ -178,8 +178,6 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
 
     replay: GraphReplay
     ignored: Collection[int] = ()
-    #: No step is left out but the ignored ones.
-    unlike: ClassVar[str] = ""
 
     @property
     def marked(self) -> bool:

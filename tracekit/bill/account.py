@@ -34,6 +34,8 @@ from tracekit.store.incidents import CLEAR_WINDOWS
 
 #: Causes whose advice is looked up.
 _MOST_ADVISED = 4
+#: The ending of a job that did not fail.
+_SUCCESS = "ended with exit code 0"
 
 
 def run_of_job(store: Store, name: str) -> RunVerdict:
@@ -78,10 +80,6 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
         return None
     trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
     return Accused(name, trustworthy=True, trust=trust, culprits=tuple(culprits.values()))
-
-
-#: The ending of a job that did not fail.
-_SUCCESS = "ended with exit code 0"
 
 
 def bill_of_store(store: Store) -> Bill:

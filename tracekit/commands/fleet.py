@@ -219,7 +219,7 @@ def culprits(study: Path, csv: Path | None, rate: float) -> None:
     from tracekit.fleet.recurring_culprits import CULPRITS, recurring_culprits
     from tracekit.report.tables import csv_kind, safe_csv
 
-    kind = csv_kind("culprits that `tracekit fleet culprits` wrote", CULPRITS.names())
+    kind = csv_kind("culprits that `tracekit fleet culprits` wrote", CULPRITS)
     if csv is not None:
         check_writable(csv, kind)
     with progress("reading the study"):

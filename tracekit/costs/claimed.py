@@ -17,6 +17,11 @@ from msgspec.structs import replace
 
 from tracekit.report.finding import LossKind
 
+#: Seconds that no clock resolves: what is left of a difference.
+LEAST_S = 1e-9
+#: Free metadata that identifies who pays; that with "label" is of the scheduler.
+TEAM_KEYS = ("team", "project", "label_team", "label_project")
+
 
 class PlacedLoss(Struct, frozen=True):
     """What the mean step loses to one cause at one place: `seconds`, and `planned_s` on planned work of the critical
@@ -78,12 +83,6 @@ def stored_costs(text: str) -> ClaimedCosts | None:
         return None
     # JSON has no infinity.
     return replace(costs, rest=tuple((part, cause, ALL if s is None else s) for part, cause, s in costs.rest))
-
-
-#: Seconds that no clock resolves: what is left of a difference.
-LEAST_S = 1e-9
-#: Free metadata that identifies who pays; that with "label" is of the scheduler.
-TEAM_KEYS = ("team", "project", "label_team", "label_project")
 
 
 class BillPart(StrEnum):

@@ -45,6 +45,10 @@ PART_OF = {
 }
 HIDDEN = "losses that hide each other"
 NOT_TRUSTED: Claim = BillPart.UNKNOWN, "analysis not trusted", ALL
+#: A step is slow if it loses this share of what the usual slow one loses.
+_SLOW_SHARE = 0.5
+#: Losses of post-training inside its generation.
+_OF_GENERATION = frozenset((LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS))
 
 
 def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType({})) -> ClaimedCosts:
@@ -194,10 +198,6 @@ def _planned_part(cause: Finding) -> BillPart | None:
     return BillPart.INPUT if detector.loss is LossKind.INPUT else None
 
 
-#: A step is slow if it loses this share of what the usual slow one loses.
-_SLOW_SHARE = 0.5
-
-
 def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[PlacedLoss], PlacedLoss]:
     """A function that adds to a loss of the report which steps it slows down, and when these ran.
 
@@ -240,10 +240,6 @@ def _starts(steps: Ints, step_starts: Mapping[int, float]) -> Floats | None:
         return None
     timed = sorted(step_starts)
     return np.interp(steps, timed, [step_starts[step] for step in timed])
-
-
-#: Losses of post-training inside its generation.
-_OF_GENERATION = frozenset((LossKind.QUEUEING, LossKind.TAIL, LossKind.ENGINES, LossKind.TOOLS))
 
 
 def shown_useful(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:

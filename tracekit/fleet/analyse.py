@@ -33,6 +33,12 @@ from tracekit.report.tables import OfRank, OfWorker
 from tracekit.trace.model import Worker
 
 _LONGEST_REASON = 400
+Rows = dict[str, pl.DataFrame]
+#: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
+_MACHINE_PARTS = ("compute", "network", "process")
+#: Columns that a finding and a fix have as attributes of the same name.
+_OF_CAUSE = tuple(name for name in CAUSES if name in {*Finding.__struct_fields__})
+_OF_FIX = tuple(name for name in FIXES if name in {*Fix.__struct_fields__})
 
 
 class _Clock(NamedTuple):
@@ -106,14 +112,6 @@ def _reason(error: OSError | TracekitError) -> str:
 
 def _short(text: str) -> str:
     return printable(text)[:_LONGEST_REASON]
-
-
-Rows = dict[str, pl.DataFrame]
-#: Parts of a rank that concern its machine, as in `tracekit culprits --part`.
-_MACHINE_PARTS = ("compute", "network", "process")
-#: Columns that a finding and a fix have as attributes of the same name.
-_OF_CAUSE = tuple(name for name in CAUSES if name in {*Finding.__struct_fields__})
-_OF_FIX = tuple(name for name in FIXES if name in {*Fix.__struct_fields__})
 
 
 def rows_of(job: Job, digest: str, analysis: str) -> Rows:

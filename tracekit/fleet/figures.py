@@ -33,6 +33,19 @@ MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
 #: A job has a cause if the cause costs it at least this share of the step.
 SMALLEST_SHARE = 0.01
+#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
+_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
+#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
+_AT_ONCE = 16
+CONFIDENCE = 0.95
+CITATION = (
+    "Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI'25: 3,079 jobs of 128"
+    " GPUs and more over five months"
+)
+AS_REPORTED = "as reported"
+#: The smallest job in the paper's study, GPUs.
+SMALLEST_JOB = 128
+SHARE, SLOWDOWN = "share", "S"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,7 @@ def figures_of(study: Study) -> FleetFigures:
     hours, lost = _column(jobs, "gpu_hours"), _column(jobs, "lost_gpu_hours")
     straggling = _column(jobs, "straggling")
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
-    columns += [_by_job(jobs, fixes.filter(kind=kind)) for kind in titles["kind"]]
+    columns += [of_jobs(jobs, fixes.filter(kind=kind), "gpu_hours") for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
     jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
     return FleetFigures(
@@ -146,10 +159,10 @@ def _column(jobs: pl.DataFrame, name: str) -> Floats:
     return jobs[name].cast(pl.Float64).fill_null(0.0).fill_nan(0.0).to_numpy()
 
 
-def _by_job(jobs: pl.DataFrame, rows: pl.DataFrame) -> Floats:
-    """`gpu_hours` of rows by job, in the order of `jobs`."""
-    joined = jobs.select("job").join(rows.select("job", "gpu_hours"), on="job", how="left", maintain_order="left")
-    return _column(joined, "gpu_hours")
+def of_jobs(jobs: pl.DataFrame, rows: pl.DataFrame, column: str) -> Floats:
+    """A column of `rows`, which have one for each of some jobs, in the order of `jobs`; 0 for the others, [jobs]."""
+    joined = jobs.select("job").join(rows.select("job", column), on="job", how="left", maintain_order="left")
+    return _column(joined, column)
 
 
 def _left_out(study: Study) -> Sequence[JobsLeftOut]:
@@ -328,13 +341,6 @@ def _fixes(
         )
 
 
-#: Total number of draws, so that 100,000 jobs take half a second; the smallest and largest number of samples.
-_DRAWS, _FEWEST, _MOST = 40_000_000, 200, 2000
-#: Number of samples to sum at once: a product of matrices is several times as fast as one product per vector.
-_AT_ONCE = 16
-CONFIDENCE = 0.95
-
-
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A figure with the ends of its interval."""
@@ -381,16 +387,6 @@ def interval(samples: Floats) -> tuple[float, float]:
         return float("nan"), float("nan")
     low, high = np.quantile(defined, (tail, 1 - tail))
     return float(low), float(high)
-
-
-CITATION = (
-    "Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI'25: 3,079 jobs of 128"
-    " GPUs and more over five months"
-)
-AS_REPORTED = "as reported"
-#: The number of jobs in the paper's study, and its smallest job in GPUs.
-PAPER_JOBS, SMALLEST_JOB = 3079, 128
-SHARE, SLOWDOWN = "share", "S"
 
 
 @dataclass(frozen=True, slots=True)

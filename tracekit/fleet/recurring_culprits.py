@@ -9,8 +9,6 @@ are expected to be named by chance. Causes that do not concern a machine (data, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -23,21 +21,8 @@ FEWEST_JOBS = 2
 #: Default for the share of named machines that are expected to be named by chance.
 FALSE_DISCOVERY_RATE = 0.05
 #: Columns of the table.
-CULPRITS = pl.Schema(
-    {
-        "kind": pl.String,
-        "machine": pl.String,
-        "jobs": pl.Int64,
-        "hit": pl.Int64,
-        "expected": pl.Float64,
-        "p_value": pl.Float64,
-        "q_value": pl.Float64,
-        "lost_gpu_hours": pl.Float64,
-        "parts": pl.String,
-        "last_seen": pl.Float64,
-        "last_job": pl.String,
-    }
-)
+CULPRITS = ("kind", "machine", "jobs", "hit", "expected", "p_value", "q_value", "lost_gpu_hours", "parts", "last_seen",
+            "last_job")  # fmt: skip
 
 
 def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.DataFrame:
@@ -75,10 +60,12 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
         .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
         .sort("machine")
     )
-    values = np.array(list(_p_values(machines)), np.float64)
+    hits_of_machines = machines.select("hit", "chances").iter_rows()
+    p_values = [poisson_binomial_tail(np.asarray(chances), hit) if hit else 1.0 for hit, chances in hits_of_machines]
+    values = np.array(p_values, np.float64)
     return machines.with_columns(
         kind=pl.lit(kind), p_value=pl.Series(values, dtype=pl.Float64), q_value=pl.Series(q_values(values))
-    ).select(CULPRITS.names())
+    ).select(CULPRITS)
 
 
 def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
@@ -112,11 +99,6 @@ def _summed(hits: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
             last_job=pl.col("name").last(),
         )
     )
-
-
-def _p_values(machines: pl.DataFrame) -> Iterator[float]:
-    for hit, chances in machines.select("hit", "chances").iter_rows():
-        yield poisson_binomial_tail(np.asarray(chances), hit) if hit else 1.0
 
 
 def poisson_binomial_tail(chances: npt.NDArray[np.float64], least: int) -> float:

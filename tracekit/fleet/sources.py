@@ -27,6 +27,9 @@ from tracekit.sources.registry import OTHER_ENDINGS, PARQUET
 
 #: Layouts of published traces, next to the trace.
 _LAYOUTS = (".yaml", ".yml")
+_CHUNK = 1 << 20
+#: A file that changed less than this before it was read, seconds, can change again without a new modification time.
+_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +143,6 @@ def _in_object_storage(prefix: str) -> Iterator[StudySource]:
             beside = [f"{base}{suffix}" for base in (stem, f"{folder}/meta") for suffix in _LAYOUTS]
             layout = next((name for name in beside if name in objects), None)
             yield StudySource(url, f"{info.size}:{info.mtime_ns}", info.size or 0, layout)
-
-
-_CHUNK = 1 << 20
-#: A file that changed less than this before it was read, seconds, can change again without a new modification time.
-_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)

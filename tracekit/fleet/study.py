@@ -44,6 +44,10 @@ _ROW_GROUP = 1 << 17
 _LOCK, _SEEN, _RESULTS = ".run/lock", ".run/seen.jsonl", ".run/results"
 _SUFFIX, _UNFINISHED = ".result", ".unfinished"
 _MARK_TEXT = json.dumps({"study_version": STUDY_VERSION, "made_by": "tracekit fleet run"}) + "\n"
+#: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
+#: analysis, so a new module counts without being listed.
+_NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
+_CODE = frozenset({".py", ".c", ".h"})
 
 
 class _Mark(msgspec.Struct):
@@ -304,10 +308,6 @@ def _cannot_write(path: Path, error: OSError) -> OutputError:
     )
 
 
-#: Folders whose code does not affect stored figures: they record jobs or show results. All other code counts as
-#: analysis, so a new module counts without being listed.
-_NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
-_CODE = frozenset({".py", ".c", ".h"})
 Progress = Callable[["Standing"], None]
 
 

@@ -14,8 +14,10 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.fleet.figures import Interval, bootstrapped, counted_jobs, interval
+from tracekit.fleet.figures import Interval, bootstrapped, counted_jobs, interval, of_jobs
 from tracekit.fleet.study import Study
+
+_ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
 
 
 class ChangeDirection(StrEnum):
@@ -72,9 +74,6 @@ def compare_studies(before: Study, after: Study) -> FleetComparison:
     return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))
 
 
-_ORDER = ["all jobs", "GPU-hours lost to", "GPU-hours lost by team"]
-
-
 def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[FleetChange]:
     for figure in figures:
         (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
@@ -107,8 +106,7 @@ def _side(study: Study, seed: int) -> _Side:
     )
     for (kind,), rows in causes.group_by("kind"):
         of_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
-        joined = jobs.select("job").join(of_job, on="job", how="left", maintain_order="left")
-        columns["GPU-hours lost to", str(kind)] = joined["lost_gpu_hours"].fill_null(0.0).to_numpy(), hours
+        columns["GPU-hours lost to", str(kind)] = of_jobs(jobs, of_job, "lost_gpu_hours"), hours
     for team in jobs["team"].drop_nulls().unique():
         of_team = jobs["team"].eq_missing(team).to_numpy()
         columns["GPU-hours lost by team", team] = np.where(of_team, lost, 0.0), np.where(of_team, hours, 0.0)

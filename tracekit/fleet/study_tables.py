@@ -152,6 +152,14 @@ BY_JOB: Mapping[str, pl.Schema] = MappingProxyType(
     {"jobs": JOBS, "workers": WORKERS, "machines": MACHINES, "steps": STEPS, "causes": CAUSES, "fixes": FIXES}
 )
 TABLES: Mapping[str, pl.Schema] = MappingProxyType({**BY_JOB, "exclusions": EXCLUSIONS, "sources": SOURCES})
+#: With fewer traced steps, one slow step can hardly be distinguished from a slow job.
+FEWEST_STEPS = 3
+#: A job that restarted more often than this is failing, not slow.
+MOST_RESTARTS = 15
+#: Starts before 2000 or from 2100 on come from a clock that was never set, or that counts from another origin.
+EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
+#: A job is left out of everything, or only of figures over time.
+EVERYWHERE, BY_TIME = "everywhere", "by-time"
 
 
 def frame(table: str, columns: Mapping[str, object]) -> pl.DataFrame:
@@ -161,16 +169,6 @@ def frame(table: str, columns: Mapping[str, object]) -> pl.DataFrame:
     return given.select(
         pl.col(name) if name in columns else pl.lit(None, kind).alias(name) for name, kind in schema.items()
     )
-
-
-#: With fewer traced steps, one slow step can hardly be distinguished from a slow job.
-FEWEST_STEPS = 3
-#: A job that restarted more often than this is failing, not slow.
-MOST_RESTARTS = 15
-#: Starts before 2000 or from 2100 on come from a clock that was never set, or that counts from another origin.
-EARLIEST_START_S, LATEST_START_S = 946_684_800.0, 4_102_444_800.0
-#: A job is left out of everything, or only of figures over time.
-EVERYWHERE, BY_TIME = "everywhere", "by-time"
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,12 @@ _COUNTERS = (
     ("tracekit_job_dropped_records", "Records that recorders dropped because their ring was full",
      pl.col("dropped_records")),
 )  # fmt: skip
+#: A client that has not scraped for this many of its intervals has stopped.
+INTERVALS = 2.0
+#: A client's interval is the longest of its last gaps, this many: one late scrape makes the next one look early.
+GAPS = 5
+#: The longest wait for all clients, seconds.
+LONGEST_WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,14 +230,6 @@ class WatchMetrics(Collector):
             for value, count in values.items():
                 family.add_metric([value] if label else [], count)
             yield family
-
-
-#: A client that has not scraped for this many of its intervals has stopped.
-INTERVALS = 2.0
-#: A client's interval is the longest of its last gaps, this many: one late scrape makes the next one look early.
-GAPS = 5
-#: The longest wait for all clients, seconds.
-LONGEST_WAIT_S = 120.0
 
 
 @dataclass(slots=True)

@@ -51,6 +51,9 @@ _SLACK = "hooks.slack.com"
 _Item = TypeVar("_Item")
 #: The content of a message: number of each incident, and "opened" or "closed".
 Keys = Sequence[tuple[int, str]]
+#: What `--log` can name: each is also the name of its package.
+TRACKERS = ("wandb", "mlflow", "tensorboard")
+_LINE = re.compile(rb"after (?P<after>[0-9]{1,18})|(?P<incident>[0-9]{1,18}) (?P<status>opened|closed)")
 
 
 class Notifier:
@@ -195,7 +198,7 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     return sorted(incidents, key=lambda incident: -incident.cause.share)[:MOST_TOLD]
 
 
-def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int = 0) -> str:
+def message(opened: Sequence[Incident], closed: Sequence[Incident], page: str, left_out: int) -> str:
     """The generic JSON message; docs/live.md shows an example."""
     content = {
         "version": 1,
@@ -255,10 +258,6 @@ def _lines(incident: Incident, status: str, page: str) -> str:
 def _escaped(text: str) -> str:
     """Text in which the characters that Markdown uses are escaped."""
     return re.sub(r"([\\`*_\[\]<>#])", r"\\\1", printable(text))
-
-
-#: What `--log` can name: each is also the name of its package.
-TRACKERS = ("wandb", "mlflow", "tensorboard")
 
 
 class TrackerProcess:
@@ -323,9 +322,6 @@ class TrackerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         return self._process.stdin, self._process.stdout
-
-
-_LINE = re.compile(rb"after (?P<after>[0-9]{1,18})|(?P<incident>[0-9]{1,18}) (?P<status>opened|closed)")
 
 
 class DeliveryLog:

@@ -33,6 +33,8 @@ POLL_S = 0.5
 CLOSE_TIMEOUT_S = 20.0
 #: How long a tracker may take at the end, seconds: the last report is analysed again for its page.
 TRACKER_TIMEOUT_S = 60.0
+#: How the names of stores end.
+STORE_ENDING = ".store"
 
 
 @dataclass(slots=True)
@@ -209,10 +211,6 @@ class StoreChanges:
         self._open = {one.incident_id for one in incidents if one.closed_at is None}
         self._last = max([self._last, *(one.incident_id for one in incidents)])
         return changes
-
-
-#: How the names of stores end.
-STORE_ENDING = ".store"
 
 
 def await_store(store: Store) -> None:

@@ -38,6 +38,34 @@ _COPY_PREFIX = ".tracekit.store-"
 _BY_DESCRIPTOR = "/proc/self/fd/{}"
 #: What NFS and others say of locks that they do not have.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+#: What to do with a store that is too old.
+IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
+#: The tables with rows about a window, those with rows about a job, and all tables of a catalogue (`schema.sql`).
+OF_WINDOWS = ("files", "findings", "culprits", "costs", "windows")
+OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "beginnings", "watches", "endings", "jobs")
+TABLES = frozenset({"store_version", *OF_JOBS})
+#: Settings of a DuckDB that looks for nothing outside its database.
+CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    "temp_directory": "",  # by default, it is in the current directory
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "python_enable_replacements": False,  # no table is looked for among Python's variables
+}
+_VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
+#: DuckDB attaches a file once at a time: reading threads take turns.
+_ONE_READS = threading.RLock()
+#: How long to retry opening a file that was replaced meanwhile: some systems of files then have it no more.
+_OPENING_S = 60.0
+#: DuckDB as started, by process: a fork starts its own.
+_STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
+#: What a thread that reads has attached: process and path -> name, and by how many readers.
+_READ: dict[tuple[int, str], tuple[str, int]] = {}
+#: Descriptors of the files that are attached to be read, by their names there.
+_OPEN: dict[str, int] = {}
+#: A path by which DuckDB has a file.
+_PATH_BY_DESCRIPTOR = re.compile(r"/proc/self/fd/[0-9]+(/[^\s\"]*)?")
+#: Files are attached under names that nobody uses again.
+_NUMBERS = itertools.count(1)
 
 
 def is_duckdb(file: BinaryIO) -> bool:
@@ -187,37 +215,6 @@ def _remove_copies(folder: Contained) -> None:
         for name in folder.files(""):
             if name.startswith(_COPY_PREFIX):
                 folder.remove(name)
-
-
-#: What to do with a store that is too old.
-IMPORT_AGAIN = f"import its traces again with `{adding('NEW')}`"
-#: The tables with rows about a window, those with rows about a job, and all tables of a catalogue (`schema.sql`).
-OF_WINDOWS = ("files", "findings", "culprits", "costs", "windows")
-OF_JOBS = (*OF_WINDOWS, "hosts", "gpus", "incidents", "beginnings", "watches", "endings", "jobs")
-TABLES = frozenset({"store_version", *OF_JOBS})
-#: Settings of a DuckDB that looks for nothing outside its database.
-CLOSED: dict[str, str | bool | int | float | list[str]] = {
-    "temp_directory": "",  # by default, it is in the current directory
-    "autoinstall_known_extensions": False,
-    "autoload_known_extensions": False,
-    "python_enable_replacements": False,  # no table is looked for among Python's variables
-}
-_VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
-
-#: DuckDB attaches a file once at a time: reading threads take turns.
-_ONE_READS = threading.RLock()
-#: How long to retry opening a file that was replaced meanwhile: some systems of files then have it no more.
-_OPENING_S = 60.0
-#: DuckDB as started, by process: a fork starts its own.
-_STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
-#: What a thread that reads has attached: process and path -> name, and by how many readers.
-_READ: dict[tuple[int, str], tuple[str, int]] = {}
-#: Descriptors of the files that are attached to be read, by their names there.
-_OPEN: dict[str, int] = {}
-#: A path by which DuckDB has a file.
-_PATH_BY_DESCRIPTOR = re.compile(r"/proc/self/fd/[0-9]+(/[^\s\"]*)?")
-#: Files are attached under names that nobody uses again.
-_NUMBERS = itertools.count(1)
 
 
 @contextmanager

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     import duckdb
 
 AnyTrace = Trace | OpTrace
+_MOST = 1e15
+#: Moments that Python can show in every time zone.
+_MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)
+_GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
+#: Tables whose rows are looked at.
+TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
+#: State of the file of a catalogue -> what `_all_impossible` found in it; of so many files at most.
+_FOUND: dict[tuple[int, ...], Mapping[str, list[Impossible]]] = {}
+_MOST_FOUND = 100
 
 
 class WindowPart(StrEnum):
@@ -134,11 +143,6 @@ def frame(query: duckdb.DuckDBPyRelation) -> pl.DataFrame:
     return pl.DataFrame(SimpleNamespace(__arrow_c_stream__=query.__arrow_c_stream__))
 
 
-_MOST = 1e15
-#: Moments that Python can show in every time zone.
-_MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)
-
-
 def _is_size(name: str) -> pl.Expr:
     return col(name).is_between(1, LARGEST_SIZE)
 
@@ -178,14 +182,6 @@ def stored_account(text: str) -> CauseInWords | None:
         return msgspec.json.decode(text, type=CauseInWords)
     except (msgspec.MsgspecError, RecursionError):
         return None
-
-
-_GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
-#: Tables whose rows are looked at.
-TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
-#: State of the file of a catalogue -> what `_all_impossible` found in it; of so many files at most.
-_FOUND: dict[tuple[int, ...], Mapping[str, list[Impossible]]] = {}
-_MOST_FOUND = 100
 
 
 @cache

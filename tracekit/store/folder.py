@@ -65,6 +65,10 @@ _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
 
 #: What writes each file of a window.
 _Parts = dict[WindowPart, Callable[[BinaryIO], object]]
+#: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
+LOOKED_AT_EVERY_S = 1.0
+#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
+_FETCHING_S = 60.0
 
 
 class FileGoneError(StoreError):
@@ -431,12 +435,6 @@ def is_store_folder(path: Path) -> bool:
         return Contained(path).status(MARK) is not None
     except (OSError, UnsafeFileError):
         return False
-
-
-#: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
-LOOKED_AT_EVERY_S = 1.0
-#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
-_FETCHING_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

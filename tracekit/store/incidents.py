@@ -43,6 +43,15 @@ CLEAR_WINDOWS = 2
 SMALLEST_LASTING_SHARE = SMALLEST_ALARMING_SHARE / 2
 #: The kind of cause of a hang.
 HANG = "hang"
+HANGS = "hangs"
+_SUFFIX = ".json"
+HANDLED, FIXES = "handled", "fixes"
+#: The most characters of an owner or a note.
+LONGEST_TEXT = 1000
+#: Seconds since the epoch.
+_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
+_Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +187,6 @@ def _gone_on(
     return replace(incident, clear=clear)
 
 
-HANGS = "hangs"
-_SUFFIX = ".json"
-
-
 class _StoredPlace(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
     """The types of what docs/hang.md says about a rank or several, where they are given."""
 
@@ -297,17 +302,6 @@ def sighting_of_hang(report: Mapping[str, Any]) -> CauseInWords:
         first_step=None,
         saved_gpu_hours_per_day=None,
     )
-
-
-HANDLED, FIXES = "handled", "fixes"
-#: The most characters of an owner or a note.
-LONGEST_TEXT = 1000
-
-#: Seconds since the epoch.
-_Moment = Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
-_Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
-
-_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class IncidentChange(msgspec.Struct, frozen=True, omit_defaults=True):
