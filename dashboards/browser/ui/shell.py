@@ -18,7 +18,7 @@ import dash
 import flask
 import msgspec
 import plotly.graph_objects as go
-from dash import callback, dcc, html, set_props
+from dash import ClientsideFunction, Input, callback, clientside_callback, dcc, html, set_props
 from dash.development.base_component import Component
 from werkzeug.exceptions import BadRequest, HTTPException
 
@@ -317,6 +317,12 @@ def answers(
         return (on_error or say_failure)(error)
 
     return register
+
+
+def opens_links(*charts: str) -> None:
+    """Let a click on a point of these charts follow the link that is the first of its `customdata`."""
+    clicks = (Input(name, "clickData", allow_optional=True) for name in charts)
+    clientside_callback(ClientsideFunction("tracekit", "open"), *clicks, prevent_initial_call=True)
 
 
 def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
