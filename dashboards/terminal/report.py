@@ -96,7 +96,7 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     """
     if tables := [section_table(table) for table in report.overview]:
         shown = side_by_side(tables, console)
-        if report.by_worker or report.rl or len(console.render_lines(shown)) < lines:
+        if report.by_worker or report.prices_alternatives or len(console.render_lines(shown)) < lines:
             yield shown
     if not report.verdict.losses or lines < _STEPS_LINES or not report.by_worker:
         return

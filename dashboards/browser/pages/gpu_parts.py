@@ -338,7 +338,7 @@ def sections(report: Report) -> list[Component]:
     if not tables:
         return []
     shown = html.Div(tables, className="row")
-    return [shown if report.rl else folded_panel("Critical path and times by kind", shown)]
+    return [shown if report.prices_alternatives else folded_panel("Critical path and times by kind", shown)]
 
 
 def _section_table(section: Table) -> Component:

@@ -82,7 +82,7 @@ STREAMS = TimelineWords(
     find="gemm",
     longest=("longest", "Longest first"),
 )
-PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:")
+PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:", find="train")
 
 
 def build(stored: Stored, report: Report, **texts: str) -> list[Component]:

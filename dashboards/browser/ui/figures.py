@@ -179,7 +179,7 @@ def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
             end_s += spent_s
     names = [f"rank {row['rank']}" for row in shown]
     legend = [LegendEntry(words, tone) for words, _, tone in _GPU_PARTS]
-    return BarTimeline("What each GPU did", "in all", names, legend, bars, [])
+    return BarTimeline("What each GPU did", "of the recording", names, legend, bars, [])
 
 
 def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:
