@@ -370,9 +370,6 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
     }
 
 
-page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])
-
-
 def job_card(stored: Stored) -> Component:
     """One job."""
     report = stored.report
@@ -413,3 +410,6 @@ def _card(head: list[Component], label: str, tone: Tone, sentence: str, lines: l
         ],
         className=f"job-card {tone}",
     )
+
+
+page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])

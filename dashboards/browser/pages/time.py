@@ -154,4 +154,4 @@ def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
 
 
 opens_links("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
-job_page(__name__, "/time", "Time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])
+job_page(__name__, "/time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])

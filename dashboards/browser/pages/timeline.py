@@ -352,4 +352,4 @@ def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], objec
     return [graph, step]
 
 
-job_page(__name__, "/timeline", "Timeline", build, _reads, any_job=True)
+job_page(__name__, "/timeline", build, _reads)

@@ -326,4 +326,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/whatif", "What-if", build, any_job=True)
+job_page(__name__, "/whatif", build)

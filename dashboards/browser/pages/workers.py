@@ -339,8 +339,6 @@ clientside_callback(
     ClientsideFunction("tracekit", "remember"), Input("workers-view", "data"), prevent_initial_call=True
 )
 
-job_page(__name__, "/workers", "Workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])
-
 
 #: Workers, hosts and steps listed.
 LISTED = 10
@@ -504,3 +502,6 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
         row_table(heads, rows, "Hosts", (1, 2, 4), style="tight", chosen=places),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]
+
+
+job_page(__name__, "/workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])
