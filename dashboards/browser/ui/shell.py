@@ -45,7 +45,7 @@ from tracekit.dashboards.browser.ui.context import (
     chosen_range,
     chosen_window,
     results,
-    study,
+    service,
     viewer,
 )
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
@@ -246,7 +246,7 @@ def frame() -> Component:
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
-    fleet = [] if study() is None else [dcc.Link("Fleet", href=href("/fleet"))]
+    fleet = [] if service().study is None else [dcc.Link("Fleet", href=href("/fleet"))]
     head = [
         dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
         html.Nav(
