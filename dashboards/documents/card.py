@@ -170,19 +170,25 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
                 named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            words = f"{plain(named)}: alone costs {cost_alone(value)} of a step"
-            yield (
-                f'<rect class="level{level_of(value)}"{mark} x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
-                f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{words}</title></rect>'
-            )
+            yield _cell((row, column), value, f"{named}: alone costs {cost_alone(value)} of a step", mark)
+
+
+def _cell(place: tuple[int, int], slowdown: float, words: str, mark: str = "") -> str:
+    """The cell at a row and column, in the colour of its slowdown. `words`: for people who point at it."""
+    return (
+        f'<rect class="level{level_of(slowdown)}"{mark} x="{_LEFT + place[1] * _CELL}" y="{_TOP + place[0] * _CELL}"'
+        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{plain(words)}</title></rect>'
+    )
+
+
+def _row_name(row: int, name: str) -> str:
+    return f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{plain(name)}</text>'
 
 
 def _ticks(cells: WorkerCells) -> Iterator[str]:
     """Numbers of DP ranks and stages, as many as fit without overlap."""
     rows, columns = cells.slowdown.shape
-    for row in range(0, rows, -(-rows // 32)):
-        y = _TOP + row * _CELL + _CELL // 2 + 3
-        yield f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{cells.dp_ranks[row]}</text>'
+    yield from (_row_name(row, str(cells.dp_ranks[row])) for row in range(0, rows, -(-rows // 32)))
     for column in range(columns):
         x = _LEFT + column * _CELL + (_CELL - _GAP) // 2
         yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
@@ -229,17 +235,11 @@ def picture(drawn: Picture) -> str:
 def _grid(drawn: ShareGrid) -> str:
     width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
     marks = [
-        f'<rect class="level{level_of(1 + value)}" x="{_LEFT + column * _CELL}" y="{_TOP + row * _CELL}"'
-        f' width="{_CELL - _GAP}" height="{_CELL - _GAP}"><title>{plain(drawn.down)} {plain(name)},'
-        f" {plain(drawn.across)} {plain(drawn.columns[column])}: {value:+.0%} {plain(drawn.unit)}"
-        "</title></rect>"
-        for row, name in enumerate(drawn.rows)
-        for column, value in enumerate(drawn.values[row])
+        _cell((row, column), 1 + value, f"{drawn.down} {name}, {drawn.across} {across}: {value:+.0%} {drawn.unit}")
+        for row, (name, values) in enumerate(zip(drawn.rows, drawn.values, strict=True))
+        for column, (across, value) in enumerate(zip(drawn.columns, values, strict=True))
     ]
-    names = [
-        f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{plain(name)}</text>'
-        for row, name in enumerate(drawn.rows)
-    ]
+    names = [_row_name(row, name) for row, name in enumerate(drawn.rows)]
     legend = plain(f"{drawn.down} down, {drawn.across} across")
     return _svg("map", drawn.title, (width, height), [*marks, *names], legend)
 

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from tracekit.base.text import printable
-from tracekit.dashboards.terminal.tables import LOST, labelled, new_table
+from tracekit.dashboards.terminal.tables import LOST, filled_table, labelled, new_table
 from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.figures import FleetFigures
 from tracekit.fleet.study_comparison import ChangeDirection, FleetComparison
@@ -87,13 +87,8 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
 
 
 def _drawn(table: Table) -> RenderableType:
-    shown = new_table(*table.heads)
-    figures = figure_columns(table.rows)
+    shown, figures = filled_table(table), figure_columns(table.rows)
     for number, (column, texts) in enumerate(zip(shown.columns, zip(*table.rows, strict=True), strict=True)):
         column.justify = "right" if number in figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
-    for row in table.rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    if table.note:
-        shown.caption, shown.caption_justify = printable(table.note), "left"
     return Group(Text(table.title, style="bold"), Padding(shown, (0, 0, 1, 0)))

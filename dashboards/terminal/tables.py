@@ -79,12 +79,15 @@ def section_panel(section: Section, console: Console) -> RenderableType:
 
 def section_table(section: TableOfReport) -> RenderableType:
     """A table of a report; of one without rows, what it says instead."""
-    if not section.rows:
-        return Text(f"{section.title}: {section.note}")
+    return filled_table(section) if section.rows else Text(f"{section.title}: {section.note}")
+
+
+def filled_table(section: TableOfReport) -> Table:
+    """A table of a report that has rows."""
     table = new_table(*section.heads)
     for row in section.rows:
-        table.add_row(*(Text(cell) for cell in row))
-    table.caption, table.caption_justify = section.note, "left"
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    table.caption, table.caption_justify = printable(section.note or ""), "left"
     return table
 
 

@@ -1,7 +1,6 @@
 // The timeline in the browser: asks the server for the ops of a step, lets a person move about in them, and keeps the
-// address equal to what is shown. timeline_draw.js paints, timeline_panel.js says
-// it in words, timeline_input.js hears pointer and keys, timeline_spans.js knows the data, timeline_rows.js the rows,
-// timeline_range.js the range that is selected, timeline_path.js the critical path.
+// address equal to what is shown. timeline_draw.js paints, timeline_panel.js says it in words, timeline_input.js hears
+// pointer and keys, timeline_spans.js knows rows and spans, timeline_marks.js the range and the critical path.
 (function () {
   "use strict";
 

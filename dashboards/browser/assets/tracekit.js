@@ -92,6 +92,13 @@
   // Dash asks for the page that the address names whenever this is set, also to what it was.
   const redraw = () => window.dash_clientside.set_props("_pages_location", { search: window.location.search });
 
+  // For figures whose points have a link as the first of their customdata: a click follows it.
+  function open() {
+    const [chart] = window.dash_clientside.callback_context.triggered, [point] = chart?.value?.points || [];
+    if (point?.customdata?.[0]) follow(point.customdata[0]);
+  }
+
+  window.dash_clientside = { ...window.dash_clientside, tracekit: { open, remember } };
   window.tracekit = { remember, at, query, range, follow, make, save, answer, redraw };
 
   // What a page of a window asks for is of that window: its callbacks know their job alone.

@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -315,9 +314,7 @@ class Results:
 
     def _read_ahead(self, read: Callable[[], object]) -> None:
         try:
-            read()
-        except TracekitError:
-            logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
+            _tried(read)
         finally:
             self._ahead.release()
 
@@ -403,6 +400,14 @@ class Results:
         return cache.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
 
 
+def _tried(read: Callable[[], object]) -> None:
+    """Read ahead: the page that asks for it shows an error."""
+    try:
+        read()
+    except TracekitError:
+        logging.getLogger(__name__).info("what a page is about to ask for could not be read", exc_info=True)
+
+
 def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
     """What the verdict of a run changes with: its newest window, and its end."""
     return row["job_id"], row["number"], row["imported_at"], row["watched_until_s"]
@@ -464,11 +469,7 @@ class FleetStudy:
 
     def read_ahead(self) -> None:
         """Build the report in the background, so that the first request finds it ready."""
-        threading.Thread(target=self._tried, daemon=True, name="fleet report").start()
-
-    def _tried(self) -> None:
-        with suppress(TracekitError):  # the page will show the error
-            self.report()
+        threading.Thread(target=_tried, args=(self.report,), daemon=True, name="fleet report").start()
 
     def _report(self) -> FleetReport:
         jobs = counted_jobs(self._study)

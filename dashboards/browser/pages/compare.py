@@ -234,4 +234,4 @@ def _reads(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[
     return [stored_results.jobs, *more, *(partial(stored_results.worker_steps, name) for name in names)]
 
 
-job_page(__name__, "/compare", "Compare", build, _reads, any_job=True)
+job_page(__name__, "/compare", build, _reads)

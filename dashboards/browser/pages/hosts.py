@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import Input, clientside_callback, dcc, html
+from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import counted, short
@@ -16,7 +16,7 @@ from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.browser.ui.components import figure_panel, href, note, panel, row_table, text_field
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone
-from tracekit.dashboards.browser.ui.shell import page
+from tracekit.dashboards.browser.ui.shell import opens_links, page
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.finding import kind_words
 
@@ -157,13 +157,5 @@ def _reads(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object
     return [partial(read, texts.get("q", ""), **ask) for read in (reads.host_history, reads.gpu_history)]
 
 
-clientside_callback(
-    """function (clicked) {
-        const [point] = (clicked && clicked.points) || [];
-        if (point && point.customdata) window.tracekit.follow(point.customdata[0]);
-    }""",
-    Input("host-cost", "clickData", allow_optional=True),
-    prevent_initial_call=True,
-)
-
+opens_links("host-cost")
 page(__name__, "/hosts", "Hosts", build, _reads)

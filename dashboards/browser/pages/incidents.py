@@ -58,15 +58,6 @@ def _head(name: str, chosen: str) -> Any:
     return sorting_head(name, path, sorts=name == chosen)
 
 
-page(
-    __name__,
-    "/incidents",
-    "Incidents",
-    build,
-    lambda reads, _: [partial(reads.incidents, only_open=True), reads.count_incidents],
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Handled:
     """An incident, what people did about it, and its GPU-hours a day; None if the size of its job is unknown."""
@@ -153,3 +144,12 @@ def _button(handled: Handled) -> Component:
         "data_owner": owner_of(handled.changes) or "",
     }
     return html.Button(words, className="chip-button", **attributes(**dialog, aria_label=f"{words} incident {number}"))
+
+
+page(
+    __name__,
+    "/incidents",
+    "Incidents",
+    build,
+    lambda reads, _: [partial(reads.incidents, only_open=True), reads.count_incidents],
+)

@@ -236,16 +236,6 @@ def _about(stored: Stored, report: Report) -> Component:
     )
 
 
-job_page(
-    __name__,
-    "/job",
-    "Job",
-    build,
-    lambda reads, texts: [partial(reads.worker_map, texts["job"])],
-    any_job=True,
-)
-
-
 #: A label, its sentence, and the link to where its figures can be seen.
 AnswerRow = tuple[str, str | None, Component | None]
 
@@ -495,3 +485,6 @@ def _row(job: str, cause: RunCause) -> list[Any]:
         times_words(cause, viewer().zone) or "-",
         badge(str(cause.state).replace("-", " "), _TONES[cause.state], loud=cause.state is State.OPEN),
     ]
+
+
+job_page(__name__, "/job", build, lambda reads, texts: [partial(reads.worker_map, texts["job"])])

@@ -35,7 +35,7 @@ from tracekit.dashboards.browser.ui.components import (
     sorting_head,
     text_field,
 )
-from tracekit.dashboards.browser.ui.context import gpu_hour, results, viewer
+from tracekit.dashboards.browser.ui.context import results, service, viewer
 from tracekit.dashboards.browser.ui.sentences import Tone, first_action, headline, run_headline, why_no_advice
 from tracekit.dashboards.browser.ui.shell import page, xlsx
 from tracekit.dashboards.words import run_advice, run_kind, run_of_several, run_sentence, who_words
@@ -225,7 +225,7 @@ def _sums(jobs: pl.DataFrame) -> Component:
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
     lost, of = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
     need = "job needs" if sure.height == 1 else "jobs need"
-    price = gpu_hour()
+    price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
     words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost{money}"
     return html.H2(words, className="count")
@@ -353,7 +353,7 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
         title: html.Td("-" if row[column] is None else format(row[column], form), className="number")
         for title, (column, form) in FIGURES.items()
     }
-    price, lost = gpu_hour(), row["lost_gpu_hours_per_day"]
+    price, lost = service().gpu_hour, row["lost_gpu_hours_per_day"]
     money = "-" if price is None or lost is None else f"{lost * price:,.0f}"
     page_of = "/hang" if verdict == HANG else "/job"
     button = html.Button("Compare", className="chip-button", **attributes(data_compare=name, aria_pressed="false"))
@@ -368,9 +368,6 @@ def _cells(row: dict[str, Any], shares: Sequence[float]) -> dict[str, Component]
         "Team": html.Td(short(row["team"] or "-")),
         "Compare": html.Td("-" if row["job_id"] is None else button),
     }
-
-
-page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])
 
 
 def job_card(stored: Stored) -> Component:
@@ -413,3 +410,6 @@ def _card(head: list[Component], label: str, tone: Tone, sentence: str, lines: l
         ],
         className=f"job-card {tone}",
     )
+
+
+page(__name__, "/", "Jobs", build, lambda reads, _: [reads.jobs, reads.live_jobs])

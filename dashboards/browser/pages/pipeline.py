@@ -178,4 +178,4 @@ def _choices(job: str, title: str, choices: list[tuple[str, dict[str, object]]])
     return html.P([f"{title}: ", *(part for link in links for part in (link, " "))])
 
 
-job_page(__name__, "/pipeline", "Pipeline", build)
+job_page(__name__, "/pipeline", build)

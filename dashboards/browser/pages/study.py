@@ -26,7 +26,7 @@ from tracekit.dashboards.browser.ui.components import (
     panel,
     row_table,
 )
-from tracekit.dashboards.browser.ui.context import gpu_hour, results, study, viewer
+from tracekit.dashboards.browser.ui.context import results, service, viewer
 from tracekit.dashboards.browser.ui.figures import distribution
 from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
@@ -43,7 +43,7 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
     """The report on the study that the server was given. `team`, `cause`: those of the jobs that are listed; `job`: the
     one to show.
     """
-    served = study()
+    served = service().study
     if served is None:
         how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
         return [html.H1("Fleet"), panel("No study", note(how))]
@@ -91,7 +91,7 @@ def _distribution(report: FleetReport) -> Component:
 
 def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Component:
     """The jobs that lose most, each with the way to its page: of those that are `stored`, the page Job."""
-    jobs, price = report.jobs, gpu_hour()
+    jobs, price = report.jobs, service().gpu_hour
     if team:
         jobs = jobs.filter(pl.col("team").fill_null("unknown") == team)
     if cause:
@@ -123,7 +123,7 @@ def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Componen
     rows = report.jobs.filter(pl.col("name") == name)
     if rows.is_empty():
         return [*head, panel("No such job", note(f"The study has no job named {short(name)} that counts."))]
-    (row,), price = rows.head(1).iter_rows(named=True), gpu_hour()
+    (row,), price = rows.head(1).iter_rows(named=True), service().gpu_hour
     lost = f"{hours(row['lost_gpu_hours'])} of {hours(row['gpu_hours'])} GPU-hours lost"
     lost += "" if price is None else f", {hours(row['lost_gpu_hours'] * price)} at {price:g} a GPU-hour"
     causes, fixes = served.of_job(row["job"])

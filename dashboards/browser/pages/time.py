@@ -8,7 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
-from dash import Input, Output, State, clientside_callback, dcc, html
+from dash import Input, Output, State, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import seconds, short
@@ -25,7 +25,7 @@ from tracekit.dashboards.browser.data.life import (
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.components import figure_panel, guarded, href, note, panel, row_table
 from tracekit.dashboards.browser.ui.context import chosen_range, results, viewer
-from tracekit.dashboards.browser.ui.shell import answers, job_page
+from tracekit.dashboards.browser.ui.shell import answers, job_page, opens_links
 from tracekit.report.finding import kind_words
 from tracekit.report.report import Report
 
@@ -33,7 +33,6 @@ from tracekit.report.report import Report
 MOST_LISTED = 50
 #: Values of labels in the table of what is different.
 MOST_DIFFERENT = 20
-_CHARTS = ("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
 
 
 def build(stored: Stored, _report: Report, **_: str) -> list[Component]:
@@ -154,14 +153,5 @@ def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
     return [html.P(words), table if rows else note("No label has a larger share here.")]
 
 
-clientside_callback(
-    """function (...clicked) {
-        const [one] = window.dash_clientside.callback_context.triggered;
-        const [point] = (one && one.value && one.value.points) || [];
-        if (point && point.customdata && point.customdata[0]) window.tracekit.follow(point.customdata[0]);
-    }""",
-    *(Input(name, "clickData", allow_optional=True) for name in _CHARTS),
-    prevent_initial_call=True,
-)
-
-job_page(__name__, "/time", "Time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])
+opens_links("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
+job_page(__name__, "/time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])

@@ -82,7 +82,7 @@ STREAMS = TimelineWords(
     find="gemm",
     longest=("longest", "Longest first"),
 )
-PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:")
+PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:", find="train")
 
 
 def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
@@ -352,4 +352,4 @@ def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], objec
     return [graph, step]
 
 
-job_page(__name__, "/timeline", "Timeline", build, _reads, any_job=True)
+job_page(__name__, "/timeline", build, _reads)

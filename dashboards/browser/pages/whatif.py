@@ -37,7 +37,7 @@ from tracekit.dashboards.browser.pages.whatif_parts import (
     losses,
 )
 from tracekit.dashboards.browser.ui.components import attributes, choice, note, panel, text_field, told
-from tracekit.dashboards.browser.ui.context import replays, results
+from tracekit.dashboards.browser.ui.context import results, service
 from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.report import Report
 
@@ -130,12 +130,12 @@ def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0)
         wrong = None
     except SelectionError as error:
         query, wrong = None, str(error)
-    status = None if query is None else replays().ask(stored, query, wait_s=wait_s)
+    status = None if query is None else service().replays.ask(stored, query, wait_s=wait_s)
     if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, replays().ask(stored, other, wait_s=wait_s)) for other in others)
-    on_gpus = tuple((question, replays().ask(stored, question.query)) for question in gpu_questions(report))
+    beside = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
+    on_gpus = tuple((question, service().replays.ask(stored, question.query)) for question in gpu_questions(report))
     return Seen(query, status, wrong, beside, (*state["remarks"], *remarks), on_gpus)
 
 
@@ -326,4 +326,4 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-job_page(__name__, "/whatif", "What-if", build, any_job=True)
+job_page(__name__, "/whatif", build)

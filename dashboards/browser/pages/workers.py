@@ -9,7 +9,19 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from dash import ALL, Input, Output, State, clientside_callback, ctx, dcc, html, no_update, set_props
+from dash import (
+    ALL,
+    ClientsideFunction,
+    Input,
+    Output,
+    State,
+    clientside_callback,
+    ctx,
+    dcc,
+    html,
+    no_update,
+    set_props,
+)
 from dash.development.base_component import Component
 
 from tracekit.base.text import cost_alone, listed, seconds, short
@@ -324,10 +336,8 @@ def _followed(
 
 
 clientside_callback(
-    "function (view) { window.tracekit.remember(view); }", Input("workers-view", "data"), prevent_initial_call=True
+    ClientsideFunction("tracekit", "remember"), Input("workers-view", "data"), prevent_initial_call=True
 )
-
-job_page(__name__, "/workers", "Workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])
 
 
 #: Workers, hosts and steps listed.
@@ -492,3 +502,6 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
         row_table(heads, rows, "Hosts", (1, 2, 4), style="tight", chosen=places),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]
+
+
+job_page(__name__, "/workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])

@@ -68,9 +68,10 @@ class Viewer:
         return "unknown" if date is None else date.strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
-def _service() -> Service:
-    service: Service = flask.current_app.extensions[EXTENSION]
-    return service
+def service() -> Service:
+    """The running server."""
+    running: Service = flask.current_app.extensions[EXTENSION]
+    return running
 
 
 def results() -> Results:
@@ -78,7 +79,7 @@ def results() -> Results:
     job, its results are of that window.
     """
     if "results" not in flask.g:
-        flask.g.results = _service().results.at_one_state()
+        flask.g.results = service().results.at_one_state()
         asked = _asked()
         job, window = asked.get("job") or None, asked.get("window", "")
         with suppress(SelectionError):  # the page says it
@@ -149,24 +150,9 @@ def chosen_window(job: str) -> int | None:
     return window if of_job == job else None
 
 
-def replays() -> Replays:
-    """The background replays of what-if questions."""
-    return _service().replays
-
-
-def study() -> FleetStudy | None:
-    """The study of the server, if it has one."""
-    return _service().study
-
-
-def gpu_hour() -> float | None:
-    """The price of a GPU-hour, in any currency; None if unknown."""
-    return _service().gpu_hour
-
-
 def prefixed(path: str) -> str:
     """A path of the dashboard as browsers must request it."""
-    return _service().prefix + path.removeprefix("/")
+    return service().prefix + path.removeprefix("/")
 
 
 def viewer() -> Viewer:

@@ -23,6 +23,10 @@ from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine,
 LEAST_SHARE = 0.01
 
 
+def _sides(theme: Theme) -> dict[str, str]:
+    return {"before": theme.dimmed, "after": theme.changed}
+
+
 def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
     """The cost of each set of ops alone per step, before and after, as pairs of bars; negligible costs are only in the
     table.
@@ -34,13 +38,10 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
     drawn = figure(
         theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True
     )
-    for name, colour, values in (
-        ("before", theme.dimmed, [change.before_s for change in changes]),
-        ("after", theme.changed, [change.after_s for change in changes]),
-    ):
+    for name, colour in _sides(theme).items():
         drawn.add_bar(
             y=[change.name for change in changes],
-            x=values,
+            x=[getattr(change, f"{name}_s") for change in changes],
             orientation="h",
             name=name,
             marker={"color": colour},
@@ -54,7 +55,7 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
 def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.Figure:
     """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
     drawn = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
-    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
         positions = side.steps if split else np.arange(len(side.steps))
         drawn.add_scatter(
             x=positions,
@@ -80,7 +81,7 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
 def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
     """The share of steps that took at most x, on either side."""
     drawn = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
-    for name, colour, side in (("before", theme.dimmed, before), ("after", theme.changed, after)):
+    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
         values = np.sort(side.recorded_s)
         drawn.add_scatter(
             x=np.concatenate([values[:1], values]),
@@ -178,7 +179,7 @@ def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
             end_s += spent_s
     names = [f"rank {row['rank']}" for row in shown]
     legend = [LegendEntry(words, tone) for words, _, tone in _GPU_PARTS]
-    return BarTimeline("What each GPU did", "in all", names, legend, bars, [])
+    return BarTimeline("What each GPU did", "of the recording", names, legend, bars, [])
 
 
 def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:

@@ -18,7 +18,7 @@ import dash
 import flask
 import msgspec
 import plotly.graph_objects as go
-from dash import callback, dcc, html, set_props
+from dash import ClientsideFunction, Input, callback, clientside_callback, dcc, html, set_props
 from dash.development.base_component import Component
 from werkzeug.exceptions import BadRequest, HTTPException
 
@@ -45,7 +45,7 @@ from tracekit.dashboards.browser.ui.context import (
     chosen_range,
     chosen_window,
     results,
-    study,
+    service,
     viewer,
 )
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
@@ -68,20 +68,19 @@ class Tab:
     """A page about one job. `any_job`: not only about pipelines."""
 
     title: str
-    path: str
     any_job: bool = False
 
 
-TABS = (
-    Tab("Job", "/job", any_job=True),
-    Tab("Time", "/time"),
-    Tab("Workers", "/workers"),
-    Tab("Pipeline", "/pipeline"),
-    Tab("What-if", "/whatif", any_job=True),
-    Tab("Timeline", "/timeline", any_job=True),
-    Tab("Compare", "/compare", any_job=True),
-    Tab("Hang", "/hang", any_job=True),
-)
+TABS = {
+    "/job": Tab("Job", any_job=True),
+    "/time": Tab("Time"),
+    "/workers": Tab("Workers"),
+    "/pipeline": Tab("Pipeline"),
+    "/whatif": Tab("What-if", any_job=True),
+    "/timeline": Tab("Timeline", any_job=True),
+    "/compare": Tab("Compare", any_job=True),
+    "/hang": Tab("Hang", any_job=True),
+}
 
 
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
@@ -131,20 +130,11 @@ def read_ahead() -> None:
         results().ahead(*reads(results(), flask.request.args))
 
 
-def job_page(
-    module: str,
-    path: str,
-    title: str,
-    build: Layout,
-    reads: Reads | None = None,
-    *,
-    any_job: bool = False,
-) -> None:
-    """Register a page about one job: `build` gets the `Stored` job and its report first. Without `job=`, it is the
-    newest.
+def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) -> None:
+    """Register a page of `TABS`: `build` gets the `Stored` job and its report first. Without `job=`, it is the newest.
 
-    `reads`: the data it needs besides the job's report, for an address that names the job. `any_job`: the page is not
-    only about pipelines. `window=` chooses the window of the job.
+    `reads`: the data it needs besides the job's report, for an address that names the job. `window=` chooses the window
+    of the job.
     """
 
     def all_reads(results: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
@@ -171,7 +161,7 @@ def job_page(
             return [problem(str(error), way_on=newest)]
         if job is None:
             remarks.append(note(f"No job named in the address: this is the newest one, {short(name)}."))
-        if not (any_job or stored.has_workers):
+        if not (TABS[path].any_job or stored.has_workers):
             return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
@@ -183,7 +173,7 @@ def job_page(
         content = guarded(build)(stored, stored.report, **texts)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
-    page(module, path, title, layout, all_reads)
+    page(module, path, TABS[path].title, layout, all_reads)
 
 
 def _pipelines_only(stored: Stored) -> Component:
@@ -203,10 +193,10 @@ def job_head(stored: Stored, active: str) -> Component:
     hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
     tabs = [
         html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
-        if tab.path == active
-        else dcc.Link(tab.title, href=href(tab.path, job=stored.name), className="job-tab")
-        for tab in TABS
-        if (tab.any_job or stored.has_workers) and (tab.path != "/hang" or hung)
+        if path == active
+        else dcc.Link(tab.title, href=href(path, job=stored.name), className="job-tab")
+        for path, tab in TABS.items()
+        if (tab.any_job or stored.has_workers) and (path != "/hang" or hung)
     ]
     return html.Div(
         [
@@ -256,7 +246,7 @@ def frame() -> Component:
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
-    fleet = [] if study() is None else [dcc.Link("Fleet", href=href("/fleet"))]
+    fleet = [] if service().study is None else [dcc.Link("Fleet", href=href("/fleet"))]
     head = [
         dcc.Link([html.B("tracekit"), " jobs"], href=href("/"), className="brand"),
         html.Nav(
@@ -317,6 +307,12 @@ def answers(
         return (on_error or say_failure)(error)
 
     return register
+
+
+def opens_links(*charts: str) -> None:
+    """Let a click on a point of these charts follow the link that is the first of its `customdata`."""
+    clicks = (Input(name, "clickData", allow_optional=True) for name in charts)
+    clientside_callback(ClientsideFunction("tracekit", "open"), *clicks, prevent_initial_call=True)
 
 
 def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _Answer]:
