@@ -280,15 +280,13 @@ def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
 
 def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
     """`stopped` [stages, dp_ranks] in the shape of one kind of a table."""
-    wide: Bools = np.broadcast_to(stopped[:, None, None, None, :], shape[1:])
-    return wide
+    return np.asarray(np.broadcast_to(stopped[:, None, None, None, :], shape[1:]))
 
 
 def _where_nearly_all_are(seconds: Floats) -> Bools:
     """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
-    hit: Bools = (count >= PAUSES.fewest_of_one) & (count >= PAUSES.of_one_share * count.sum()) & (count.size > 1)
-    return hit
+    return np.asarray((count >= PAUSES.fewest_of_one) & (count >= PAUSES.of_one_share * count.sum()) & (count.size > 1))
 
 
 def _own_length(beyond: Floats, base: Floats) -> bool:

@@ -303,8 +303,7 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     for card in traffic.cards:
         far &= ~card.flows
     far &= ~np.any(traffic.slow_links, axis=1)
-    waiting: Bools = (near | far)[:, None, None, :] & steps[:, None] & long
-    return waiting
+    return np.asarray((near | far)[:, None, None, :] & steps[:, None] & long)
 
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:

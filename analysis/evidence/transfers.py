@@ -170,8 +170,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     def _end_s(self, slot: int) -> Floats:
         """Ends of the transfers of a slot, seconds after the step began, [ops, steps, dp_ranks]."""
-        end: Floats = _ends(self.job, transfers(self.job).recvs.only(slot))[0]
-        return end
+        return np.asarray(_ends(self.job, transfers(self.job).recvs.only(slot))[0])
 
     @cached_property
     def slow(self) -> Bools:
@@ -184,8 +183,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             of_kind = faster.transpose(1, 0, 2)[:, kind] / self.usual_s[kind]
             level = np.fmax(lower_quantile(of_kind, 1, 1 - NETWORK.whole_share), 1.0)
             limit_s *= np.where(kind[:, None], level[:, None], 1.0)
-        slow: Bools = faster > limit_s
-        return slow
+        return np.asarray(faster > limit_s)
 
     @cached_property
     def factor(self) -> Floats:
@@ -283,8 +281,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             min(len(np.unique(self.hosts_of_flows(side)[slot])) for side in (SENDING, RECEIVING)) > 1
             for slot in range(len(slow))
         ]
-        shared: Bools = together & (sometimes & several)[:, None]
-        return shared
+        return np.asarray(together & (sometimes & several)[:, None])
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""

@@ -221,8 +221,7 @@ class _Measure:
     def _slowest(self, sizes: pl.DataFrame, *by: str) -> Floats:
         """The size of the slowest series in each group."""
         extreme = pl.col("size").min() if self.slow < 0 else pl.col("size").max()
-        values: Floats = sizes.group_by(by).agg(extreme)["size"].to_numpy()
-        return values
+        return np.asarray(sizes.group_by(by).agg(extreme)["size"].to_numpy())
 
     def _apart(self, series: int) -> float | None:
         """How far a series is from those of too few peers in the interval; None without any."""
