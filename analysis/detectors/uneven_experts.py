@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.exchanges import (
 )
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.experts.expert_loads import EQUAL
+from tracekit.analysis.experts.expert_loads import EXPERT_LOADS
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.finding import Figure, Place, Unit
@@ -31,7 +31,7 @@ _LATE_SHARE = 0.05
 
 def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
-    late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
+    late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EXPERT_LOADS.equal
     if late is not None and equal and late.saved_s >= _LATE_SHARE * job.recorded_s:
         yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / job.steps_in_whole)
     for finding in findings:

@@ -78,8 +78,6 @@ class ComputeThresholds(Struct, frozen=True):
 
 
 COMPUTES = ComputeThresholds()
-
-
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
 

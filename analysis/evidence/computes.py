@@ -89,8 +89,6 @@ class PauseThresholds(Struct, frozen=True):
 
 
 PAUSES = PauseThresholds()
-
-
 #: Work that shows how fast a core is, in addition to the computes.
 OTHER_WORK = (OpKind.OPTIMIZER, OpKind.LOSS, OpKind.HOST_DELAY, OpKind.DATA_LOAD)
 

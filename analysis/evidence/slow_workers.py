@@ -74,8 +74,6 @@ class SlowWorkerThresholds(Struct, frozen=True):
 
 
 SLOW_WORKERS = SlowWorkerThresholds()
-
-
 SMALLEST_NATS = 1e-3
 
 
