@@ -25,8 +25,8 @@ from tracekit.store.incidents import IncidentChange, read_changes, write_change
 SOURCE = Path(tracekit.__file__).parent
 FILES = [
     *sorted((SOURCE / "store").glob("*.py")),
-    *(SOURCE / "fleet" / name for name in ("results.py", "study.py")),
-    *(SOURCE / "live" / name for name in ("delivery_log.py", "survived_errors.py")),
+    SOURCE / "fleet" / "study.py",
+    *(SOURCE / "live" / name for name in ("code_lines.py", "receivers.py")),
 ]
 #: Methods of paths and functions of `os` that reach files by a path.
 BY_PATH = {
@@ -41,7 +41,10 @@ CONTAINED = ("contained", "folder", "beside", "study")
 ALLOWED = {
     "catalogue.py": {"files.joinpath.read_text"},  # of the package
     "catalogue_file.py": {"shutil.copyfile"},  # between descriptors
-    "folder.py": {"self.path.exists", "self.path.lstat", "self.path.readlink", "self.path.iterdir"},
+    "folder.py": {
+        *("self.path.exists", "self.path.lstat", "self.path.readlink", "self.path.iterdir"),
+        *("Path.mkdir", "path.parent.mkdir"),  # of what it fetches
+    },
     "store.py": {
         "self.path.exists",
         "self.path.is_dir",
@@ -50,8 +53,11 @@ ALLOWED = {
         "remote.exists",
         "writer.remove",
     },
-    "remote.py": {"Path.mkdir", "path.parent.mkdir"},  # folders of its own
-    "study.py": {"self.path.mkdir", "self.path.iterdir", "open"},  # of a descriptor
+    "receivers.py": {"OPENER.open"},  # of addresses
+    "study.py": {
+        *("self.path.mkdir", "self.path.iterdir", "open"),  # of a descriptor
+        *("os.walk", "path.read_bytes"),  # of the traces to study
+    },
 }
 
 

@@ -18,8 +18,8 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import listed, quoted, short
 from tracekit.report.compare import SAME_WORK, rates
 from tracekit.trace.facts import step_values, tokens_per_s
-from tracekit.trace.model import OpKind
-from tracekit.trace.post_training import POST_TRAINING, Format
+from tracekit.trace.model import Format, OpKind
+from tracekit.trace.post_training import POST_TRAINING
 
 #: What a trace may say of its job that makes runs different ones.
 SAME_JOB = ("model", "layers", "gpu_model", "schedule", "microbatches")

@@ -46,8 +46,9 @@ from tracekit.report.tables import (
     TimelineBar,
     Times,
 )
+from tracekit.trace.model import Format
 from tracekit.trace.op import OpTrace
-from tracekit.trace.post_training import POST_TRAINING, Format, PhaseLog, run_of, trace_of
+from tracekit.trace.post_training import POST_TRAINING, PhaseLog, run_of, trace_of
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.graph_replay import GraphReplay

@@ -42,7 +42,8 @@ from tracekit.analysis.rl.rl_run import (
 )
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import counted, short
-from tracekit.trace.post_training import Format, RlTimeline, Trajectories
+from tracekit.trace.model import Format
+from tracekit.trace.post_training import RlTimeline, Trajectories
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")

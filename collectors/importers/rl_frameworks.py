@@ -12,7 +12,8 @@ from itertools import chain
 from msgspec import Struct
 
 from tracekit.base.text import quoted
-from tracekit.trace.post_training import TRAINER_WAIT, Format, StepTime
+from tracekit.trace.model import Format
+from tracekit.trace.post_training import TRAINER_WAIT, StepTime
 
 #: Colours, and what Ray puts before a line of a worker.
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|^\s*\((?:[\w.:]+ )?pid=[^)]*\)\s*")

@@ -31,13 +31,13 @@ from tracekit.collectors.importers.rl_frameworks import (
     unnumbered,
 )
 from tracekit.collectors.importers.sniff import other_log
+from tracekit.trace.model import Format
 from tracekit.trace.post_training import (
     ROLLOUT_IDLE,
     TOOL_CALLS,
     TOOLS,
     TRAINER_IDLE,
     TRAINER_WAIT,
-    Format,
     PhaseLog,
     Phases,
     RlTimeline,

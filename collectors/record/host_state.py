@@ -1,5 +1,4 @@
-"""Samples how long processes waited for a CPU, for I/O and for memory where a rank runs, and how long its CPU limit
-throttled them.
+"""Samples the state of the host of a rank into a file, at a low rate: how long processes waited, what throttled them.
 
 In: what the kernel counts (PSI, `cpu.stat`) of the cgroup of this process or, if it counts pressure only for the host,
 of the host. Out: a fact `host-state` that names the cgroups, and samples of totals, us; None for what the kernel does
@@ -8,11 +7,57 @@ not count.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .sampler import Sampler
+from .small_file import create, write_all
+
+#: Maximum number of samples: one every 2 s for a day.
+SAMPLE_LIMIT = 43_200
+#: How long to wait for the thread when the process ends, seconds.
+CLOSE_TIMEOUT_S = 0.5
+
+
+class Sampler(ABC):
+    """Samples every `period_s` seconds into the file `path`, which the first sample creates."""
+
+    def __init__(self, path: Path, period_s: float) -> None:
+        self._path, self._period_s = path, period_s
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def reader(self) -> Callable[[], Sequence[int | None]] | None:
+        """Prepare, on the thread of the sampler: what reads a sample; None if there is nothing to read."""
+
+    def begin(self) -> None:
+        """Begin to sample."""
+        self._thread = threading.Thread(target=self._run, name=f"tracekit{self._path.suffix}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):  # whatever a kernel, a library or a disk does: no more samples
+            read = self.reader()
+            if read is None:
+                return
+            with create(self._path) as file:
+                for _ in range(SAMPLE_LIMIT):
+                    write_all(file, f"{json.dumps([time.monotonic_ns(), *read()])}\n".encode())
+                    if self._over.wait(self._period_s):
+                        return
+
 
 #: What processes wait for, in the order of a sample, which ends with the throttled time.
 RESOURCES = ("cpu", "io", "memory")

@@ -17,8 +17,9 @@ import torch
 
 from ...trace.model import OpKind
 from .device import DeviceClock, Instant, host_ns
+from .host_state import Sampler
 from .inject._tracekit_recorder import warn
-from .machine_state import GpuState, Sampler
+from .machine_state import GpuState
 from .patches import Guard, Patch
 from .process_facts import RunQueue, process_facts
 from .recorder import Recorder

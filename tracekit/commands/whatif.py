@@ -31,8 +31,7 @@ from tracekit.commands.options import (
     parse_steps,
     read_job,
 )
-from tracekit.trace.model import TraceKind
-from tracekit.trace.post_training import Format
+from tracekit.trace.model import Format, TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan

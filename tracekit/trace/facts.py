@@ -10,13 +10,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-import numpy as np
 from msgspec import Struct
 
 from tracekit.trace.model import Layout, Worker
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Fact(StrEnum):
@@ -116,6 +118,8 @@ class TraceCoverage:
         cls, layout: Layout, dp_rank: np.ndarray, pp_rank: np.ndarray, steps: int, worker_steps: int
     ) -> TraceCoverage:
         """`dp_rank`, `pp_rank`: of the traced workers, repeated or not, in any order. `worker_steps`: those traced."""
+        import numpy as np  # commands that only recognise a path do without
+
         workers = traced_dp_ranks(layout, dp_rank) * layout.pp
         traced = np.zeros((max(workers // layout.pp, int(dp_rank.max()) + 1), layout.pp), dtype=bool)
         traced[dp_rank, pp_rank] = True

@@ -267,3 +267,15 @@ class Layout:
         if unknown := sorted(set(sizes) - names):
             raise LayoutError(f"layout: unknown size {quoted(unknown[0])}; known: {', '.join(sorted(names))}")
         return cls(**sizes)
+
+
+class Format(StrEnum):
+    """Who wrote a log of RL post-training."""
+
+    VERL = "verl"
+    OPENRLHF = "openrlhf"
+    SLIME = "slime"
+    NEMO_RL = "nemo-rl"
+    SKYRL = "skyrl"
+    OPEN_INSTRUCT = "open-instruct"
+    TRAJECTORIES = "trajectories"

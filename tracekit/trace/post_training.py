@@ -18,22 +18,11 @@ from msgspec import Struct
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
+from tracekit.trace.model import Format
 from tracekit.trace.op import OpTrace
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
-
-
-class Format(StrEnum):
-    """Who wrote a file."""
-
-    VERL = "verl"
-    OPENRLHF = "openrlhf"
-    SLIME = "slime"
-    NEMO_RL = "nemo-rl"
-    SKYRL = "skyrl"
-    OPEN_INSTRUCT = "open-instruct"
-    TRAJECTORIES = "trajectories"
 
 
 #: The phase in which a trainer waits for samples.

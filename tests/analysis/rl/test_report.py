@@ -19,7 +19,8 @@ from tracekit.analysis.rl.rl_run import Gpus, Loop, Scenario
 from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.rl_logs import read_rl
-from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime
+from tracekit.trace.model import Format
+from tracekit.trace.post_training import PhaseLog, RlTimeline, StepTime
 
 
 def analyse(path: Path, *scenarios: str, gpus: str | None = None, slots: int | None = None) -> RlAccount:

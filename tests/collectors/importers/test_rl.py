@@ -14,7 +14,8 @@ from tests.cases import case
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers.rl_logs import read_rl
-from tracekit.trace.post_training import Format, PhaseLog, RlTimeline, StepTime, run_of, trace_of
+from tracekit.trace.model import Format
+from tracekit.trace.post_training import PhaseLog, RlTimeline, StepTime, run_of, trace_of
 
 VERL_S = {
     "start_profile": 0.1, "agent_loop/generate_sequences/max": 29.0, "generate_sequences": 29.5, "gen": 30.0,

@@ -16,7 +16,8 @@ from tests.cases import case
 from tests.handmade import run
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.collectors.importers.rl_logs import read_rl
-from tracekit.trace.post_training import Format, PhaseLog, part_of, run_of, trace_of
+from tracekit.trace.model import Format
+from tracekit.trace.post_training import PhaseLog, part_of, run_of, trace_of
 
 VERL = {"gen": 1030.5, "old_log_prob": 4.0, "update_actor": 10.0, "step": 1050.5}
 PHASES = {"generate": 1030.5, "old-log-prob": 4.0, "train": 10.0}
