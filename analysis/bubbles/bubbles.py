@@ -88,8 +88,7 @@ def _unknown(why: str, left_out: list[LeftOut]) -> Bubbles:
 
 def _mean(of_groups: Sequence[Floats], lanes: int) -> Floats:
     """The mean over all lanes of what is a sum over the lanes of each group."""
-    total: Floats = np.sum(of_groups, axis=0) / lanes
-    return total
+    return np.asarray(np.sum(of_groups, axis=0) / lanes)
 
 
 def _stages(

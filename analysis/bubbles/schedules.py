@@ -233,8 +233,7 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def window_s(self) -> Floats:
         """From the first start to the last end of any compute, seconds, [lanes]."""
-        window: Floats = self.end.max(axis=0) - self.start.min(axis=0)
-        return window
+        return np.asarray(self.end.max(axis=0) - self.start.min(axis=0))
 
     @cached_property
     def kinds(self) -> int:

@@ -20,7 +20,7 @@ from tracekit.analysis.evidence.congestion import (
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, transfers
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.evidence.transfers import NETWORK, traffic_of
+from tracekit.analysis.evidence.transfers import TRAFFIC, traffic_of
 from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.robust import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
@@ -90,7 +90,7 @@ class SlowLink(Detector):
                 Figure(
                     "transfer time over the usual",
                     usual,
-                    NETWORK.link,
+                    TRAFFIC.link,
                     Unit.FACTOR,
                 ),
             )
@@ -159,10 +159,10 @@ class SlowNetworkCard(Detector):
         cards = () if transfers(job).empty else traffic_of(job).cards
         for card in cards:
             figures: tuple[Figure, ...] = (
-                Figure("transfer time over the usual", float(card.factor.max()), NETWORK.link, Unit.FACTOR),
+                Figure("transfer time over the usual", float(card.factor.max()), TRAFFIC.link, Unit.FACTOR),
             )
-            if card.ring_factor > NETWORK.ring:
-                ring = Figure("its collectives over those of other stages", card.ring_factor, NETWORK.ring, Unit.FACTOR)
+            if card.ring_factor > TRAFFIC.ring:
+                ring = Figure("its collectives over those of other stages", card.ring_factor, TRAFFIC.ring, Unit.FACTOR)
                 figures = (*figures, ring)
             effect = f"transfers over one network card take {ratio(figures[0].value)} times as long as usual"
             if len(figures) > 1:

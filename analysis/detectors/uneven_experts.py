@@ -18,7 +18,7 @@ from tracekit.analysis.evidence.exchanges import (
 )
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.experts.expert_loads import EQUAL
+from tracekit.analysis.experts.expert_loads import EXPERT_LOADS
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.finding import Figure, Place, Unit
@@ -39,7 +39,7 @@ _LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts -
 
 def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:
     """Yield why ranks wait for each other in all-to-alls, other than for loads."""
-    late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EQUAL
+    late, equal = culprit_of(job), uneven_experts(job) is None and experts_of(job).excess < EXPERT_LOADS.equal
     if late is not None and equal and late.saved_s >= EXPERTS.late_share * job.recorded_s:
         yield CauseOfImbalance("late-peer", late.rank, None, [], late.saved_s / job.steps_in_whole)
     for finding in findings:

@@ -27,7 +27,7 @@ from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import Sampled, report_faults, sampled, shares_card
 from tracekit.analysis.evidence.subject import Cause, Subject, evidence
-from tracekit.analysis.metrics.effects import FEWEST_PEERS
+from tracekit.analysis.metrics.effects import EFFECTS
 from tracekit.analysis.metrics.guided import Suspicion, untestable, verdicts_on
 from tracekit.analysis.metrics.samples import (
     MECHANISMS,
@@ -188,7 +188,7 @@ def _peers(job: Subject, finding: Cause, host: str, machines: Mapping[int, str])
     stages = {worker.pp_rank for _, worker in job.places(finding.where) if worker is not None}
     ranks = [rank for worker, rank in job.names.ranks.items() if worker.pp_rank in stages]
     alike = frozenset(machines[rank] for rank in ranks if rank in machines)
-    return alike if len(alike - {host}) >= FEWEST_PEERS else frozenset(machines.values())
+    return alike if len(alike - {host}) >= EFFECTS.fewest_peers else frozenset(machines.values())
 
 
 def _advised(job: Subject, finding: Cause) -> Cause:

@@ -78,8 +78,6 @@ class ComputeThresholds(Struct, frozen=True):
 
 
 COMPUTES = ComputeThresholds()
-
-
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
 
@@ -128,8 +126,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     @property
     def stage_s(self) -> Floats:
         """Forward plus backward seconds of each chunk, [stages, chunks]."""
-        total: Floats = self.base_s.sum(axis=0)
-        return total
+        return np.asarray(self.base_s.sum(axis=0))
 
     @property
     def slow_workers(self) -> Bools:
@@ -203,8 +200,7 @@ class _Model(Struct, frozen=True, eq=False):
         """The part of the cost that follows the workload, relative; broadcasts to the table."""
         if (self.elasticity == 1).all():
             return self.workload
-        expected: Floats = 1 + self.elasticity[:, :, :, None, None, None] * (self.workload - 1)
-        return expected
+        return np.asarray(1 + self.elasticity[:, :, :, None, None, None] * (self.workload - 1))
 
 
 def _factors(

@@ -35,7 +35,7 @@ from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDel
 from tracekit.trace.model import COMMUNICATION, OpKind
 
 
-class PauseThresholds(Struct, frozen=True):
+class PausedComputeThresholds(Struct, frozen=True):
     """When computes are paused, and by what. `causes`: the benchmark of 582 simulated jobs."""
 
     #: An excess of this many spreads ... Statistic: no normal compute of a million has it.
@@ -88,9 +88,7 @@ class PauseThresholds(Struct, frozen=True):
     as_fast: float = 0.04
 
 
-PAUSES = PauseThresholds()
-
-
+PAUSED_COMPUTES = PausedComputeThresholds()
 #: Work that shows how fast a core is, in addition to the computes.
 OTHER_WORK = (OpKind.OPTIMIZER, OpKind.LOSS, OpKind.HOST_DELAY, OpKind.DATA_LOAD)
 
@@ -205,7 +203,7 @@ class Pauses(Struct, frozen=True, eq=False):
     @property
     def of_processes(self) -> bool:
         """True if single computes pause as processes do, regardless of what they compute."""
-        return self.forwards + self.backwards >= PAUSES.fewest and self.own_length and not self.spare_backwards
+        return self.forwards + self.backwards >= PAUSED_COMPUTES.fewest and self.own_length and not self.spare_backwards
 
     @property
     def spare_backwards(self) -> bool:
@@ -218,7 +216,7 @@ class Pauses(Struct, frozen=True, eq=False):
         few = round(backwards * count / max(forwards + backwards, 1))
         hit, spared = self.backward_share, 1 - self.backward_share
         chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
-        return forwards > 0 and chance < PAUSES.spared_chance and backwards <= 0.2 * forwards
+        return forwards > 0 and chance < PAUSED_COMPUTES.spared_chance and backwards <= 0.2 * forwards
 
 
 def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
@@ -252,7 +250,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     relative = relative / safe(centre)[:, None, None, None, None, None]
     sigma = max(spread_of_logs(sampled(of_kind)) for of_kind in relative)
     with np.errstate(invalid="ignore"):
-        long = relative > 1 + max(PAUSES.share, PAUSES.spreads * sigma)
+        long = relative > 1 + max(PAUSED_COMPUTES.share, PAUSED_COMPUTES.spreads * sigma)
     beyond = np.where(long, grid * (1 - 1 / np.where(long, relative, 1.0)), 0.0)
     seconds = _without_noise(beyond, 1.0)
     stopped, usual_s = _stopped(grid, base, shared)
@@ -264,7 +262,9 @@ def _pauses_in(grid: Floats) -> Pauses:
     computes = stopped_cells(stopped, grid.shape)
     seconds[:, computes] = 0.0
     beyond = np.fmax((grid - usual_s)[:, computes], 0.0)
-    return replace(pauses, stopped=stopped, stops_s=beyond[beyond > PAUSES.of_longest * beyond.max(initial=0.0)])
+    return replace(
+        pauses, stopped=stopped, stops_s=beyond[beyond > PAUSED_COMPUTES.of_longest * beyond.max(initial=0.0)]
+    )
 
 
 def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
@@ -275,20 +275,22 @@ def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
     """
     measured = seconds / of
     lengths = measured[measured > 0]
-    return np.where(measured < PAUSES.of_usual * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
+    return np.where(measured < PAUSED_COMPUTES.of_usual * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
 
 
 def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
     """`stopped` [stages, dp_ranks] in the shape of one kind of a table."""
-    wide: Bools = np.broadcast_to(stopped[:, None, None, None, :], shape[1:])
-    return wide
+    return np.asarray(np.broadcast_to(stopped[:, None, None, None, :], shape[1:]))
 
 
 def _where_nearly_all_are(seconds: Floats) -> Bools:
     """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
-    hit: Bools = (count >= PAUSES.fewest_of_one) & (count >= PAUSES.of_one_share * count.sum()) & (count.size > 1)
-    return hit
+    return np.asarray(
+        (count >= PAUSED_COMPUTES.fewest_of_one)
+        & (count >= PAUSED_COMPUTES.of_one_share * count.sum())
+        & (count.size > 1)
+    )
 
 
 def _own_length(beyond: Floats, base: Floats) -> bool:
@@ -305,17 +307,17 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
         return False
     length, of = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
     large = of > (of.min() + of.max()) / 2
-    if large.all() or np.ptp(of) < np.log(PAUSES.contrast):
+    if large.all() or np.ptp(of) < np.log(PAUSED_COMPUTES.contrast):
         return False
     sides = [length[large], length[~large]]
     # Use the pauses in which most of the time is lost: a pause that began before the compute shows only its rest.
     centres = [_usual(np.exp(side)) for side in sides]
     off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
-    spread = max(MAD_TO_SIGMA * float(np.median(off)), PAUSES.length_spread)
-    error = PAUSES.length_error * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
+    spread = max(MAD_TO_SIGMA * float(np.median(off)), PAUSED_COMPUTES.length_spread)
+    error = PAUSED_COMPUTES.length_error * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
     grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
-    least = student_beyond(PAUSES.proportion_chance, len(off) - 2) * error if len(off) > 2 else float("inf")
-    return grows < PAUSES.own_length_share * in_proportion and grows + least < in_proportion
+    least = student_beyond(PAUSED_COMPUTES.proportion_chance, len(off) - 2) * error if len(off) > 2 else float("inf")
+    return grows < PAUSED_COMPUTES.own_length_share * in_proportion and grows + least < in_proportion
 
 
 def _usual(lengths: Floats) -> float:
@@ -331,7 +333,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     A worker that is slow in some steps is steady within each of them, so the scatter within steps decides.
     """
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
-    even = spread_of_logs(sampled(shared)) <= PAUSES.as_fast
+    even = spread_of_logs(sampled(shared)) <= PAUSED_COMPUTES.as_fast
     usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
@@ -343,15 +345,15 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     usual = np.fmax(
         lower_median(range_, axis=2)[:, :, None], lower_median(range_.reshape(len(range_), -1), axis=1)[:, None, None]
     )
-    stops = _stops(of_worker, np.maximum(PAUSES.stop_ranges * usual, PAUSES.stop_share))
+    stops = _stops(of_worker, np.maximum(PAUSED_COMPUTES.stop_ranges * usual, PAUSED_COMPUTES.stop_share))
     nats = np.where(stops, _nats_of_long(of_worker), 0.0)
     needed = needed_nats(nats[0].size)
     fastest = _between(grid / safe(peers), 0.1)
-    fast = fastest < (1 + PAUSES.as_fast) * lower_median(fastest, axis=-1)[..., None]
+    fast = fastest < (1 + PAUSED_COMPUTES.as_fast) * lower_median(fastest, axis=-1)[..., None]
     both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
-    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + PAUSES.as_fast)
+    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
     stopped = (both | each_time) & fast[FORWARD]
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
 
@@ -370,9 +372,9 @@ def _stops(within: Floats, least: Floats) -> Bools:
     lost = np.cumsum(beyond, axis=-1)
     half = (lost < lost[..., -1:] / 2).sum(axis=-1, keepdims=True)
     usual = np.take_along_axis(beyond, half, axis=-1)  # half of the lost time is in stops up to this long
-    whole = (beyond >= PAUSES.whole_stop * usual).sum(axis=-1)
-    parts = (beyond >= PAUSES.part_of_stop * usual).sum(axis=-1) - whole
-    alike = parts.sum(axis=0) <= PAUSES.parts_share * whole.sum(axis=0)
+    whole = (beyond >= PAUSED_COMPUTES.whole_stop * usual).sum(axis=-1)
+    parts = (beyond >= PAUSED_COMPUTES.part_of_stop * usual).sum(axis=-1) - whole
+    alike = parts.sum(axis=0) <= PAUSED_COMPUTES.parts_share * whole.sum(axis=0)
     return np.asarray((usual[..., 0] >= least) & alike)
 
 
@@ -386,7 +388,7 @@ def _nats_of_long(within: Floats) -> Floats:
     computes = present.sum(axis=-1)
     share = np.clip(computes / np.maximum(computes.sum(axis=-1, keepdims=True), 1), 1e-9, 1 - 1e-9)
     flat = np.where(present, within, -np.inf).reshape(*within.shape[:2], -1)
-    long = max(1, round(PAUSES.long_share * within.shape[-1]))
+    long = max(1, round(PAUSED_COMPUTES.long_share * within.shape[-1]))
     longest = np.argpartition(flat, flat.shape[-1] - long, axis=-1)[..., flat.shape[-1] - long :]
     of_worker = longest // within.shape[-1]
     held = np.stack([(of_worker == worker).sum(axis=-1) for worker in range(within.shape[2])], axis=-1) / long
@@ -472,7 +474,7 @@ def _add_pauses(share: Floats, took: Floats, workers: Bools, usual_s: float, lon
     beyond = took - median(took, (1,))[:, None]
     off = np.abs(beyond)
     spread = MAD_TO_SIGMA * np.fmax(median(off, (1, 2))[:, None, None], median(off, (1,))[:, None])
-    least = np.maximum(PAUSES.spreads * spread, PAUSES.share * usual_s)
+    least = np.maximum(PAUSED_COMPUTES.spreads * spread, PAUSED_COMPUTES.share * usual_s)
     with np.errstate(invalid="ignore", divide="ignore"):
         paused = (took > 0) & (beyond > least) & (beyond < longest_s) & workers
         share[...] = np.where(paused, np.minimum(beyond / took, 1.0), share)

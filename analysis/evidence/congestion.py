@@ -15,10 +15,10 @@ from msgspec import Struct
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.evidence.transfers import (
-    NETWORK,
     NO_TIME_S,
     RECEIVING,
     SENDING,
+    TRAFFIC,
     SlowCard,
     Traffic,
     fewest_of,
@@ -303,8 +303,7 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     for card in traffic.cards:
         far &= ~card.flows
     far &= ~np.any(traffic.slow_links, axis=1)
-    waiting: Bools = (near | far)[:, None, None, :] & steps[:, None] & long
-    return waiting
+    return np.asarray((near | far)[:, None, None, :] & steps[:, None] & long)
 
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:
@@ -355,7 +354,7 @@ def exchanged(traffic: Traffic, card: SlowCard) -> Bools:
     ends = {0, job.stages - 1}
     dp_ranks = {worker.dp_rank for worker in card.workers if worker.pp_rank in ends}
     passing: Bools = card.steps[:, None] & np.isin(job.dp_ranks, list(dp_ranks))
-    long = traffic.exchanges > NETWORK.ring * usual_exchange_s(traffic, card)
+    long = traffic.exchanges > TRAFFIC.ring * usual_exchange_s(traffic, card)
     return passing & long
 
 

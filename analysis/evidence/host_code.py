@@ -57,8 +57,6 @@ class HostCodeThresholds(Struct, frozen=True):
 
 
 HOST_CODE = HostCodeThresholds()
-
-
 _BETWEEN_STEPS, _WITHIN_STEPS = "between steps", "between the ops of a step"
 #: Place in the step, by the kinds of op that the thread is late for.
 _PLACES = {

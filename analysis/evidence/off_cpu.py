@@ -338,8 +338,7 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
 def _key(graph: DependencyGraph, step: Ints, dp_index: Ints, stage: Ints, kind: Ints, seq: Ints) -> Ints:
     """A unique number for each op of a job."""
     lane = (step * len(graph.dp_ranks) + dp_index) * graph.layout.pp + stage
-    key: Ints = (lane * len(KINDS) + kind) * _MOST_SEQ + seq
-    return key
+    return np.asarray((lane * len(KINDS) + kind) * _MOST_SEQ + seq)
 
 
 #: Upper bound of the ops of one kind in a worker's step.

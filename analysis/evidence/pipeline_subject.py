@@ -378,8 +378,7 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
         apart = np.where(np.isfinite(gone), gone, -np.inf).max(axis=(0, 2), initial=-np.inf)
         first_done = np.where(np.isfinite(ends), ends, np.inf).min(axis=(0, 2))[:-1]
         apart = np.maximum(apart, np.where(np.isfinite(first_done), first_done, -np.inf))
-    since: Floats = np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)]
-    return since
+    return np.asarray(np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)])
 
 
 def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:

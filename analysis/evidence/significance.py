@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
+from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, median, safe
 
 
 class SignificanceThresholds(Struct, frozen=True):
@@ -126,8 +126,7 @@ class Episodes(Struct, frozen=True, eq=False):
 
     def significant(self, smallest: float) -> Bools:
         """Mask of series that are slow by at least `smallest` (a factor less 1), unexplained by chance."""
-        hit: Bools = (np.expm1(self.level) >= smallest) & (self.nats >= self.needed)
-        return hit
+        return np.asarray((np.expm1(self.level) >= smallest) & (self.nats >= self.needed))
 
 
 def most_telling(candidates: Sequence[Episodes]) -> Episodes:
@@ -220,10 +219,9 @@ def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Float
     own = (deviation**2).sum(axis=1)
     quiet = own <= np.median(own)
     memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), SIGNIFICANCE.longest_memory)
-    drifts = drifts_of(
-        series, deviation, memory, pooled=max(independent, 1.0) if len(series) >= SIGNIFICANCE.fewest_members else 1.0
-    )
-    return np.where((drifts.nats >= needed_nats(len(series)))[:, None], drifts.level, 0.0), drifts.parameters
+    pooled = max(independent, 1.0) if len(series) >= SIGNIFICANCE.fewest_members else 1.0
+    level, nats, parameters = _curves(series, deviation, memory, pooled)
+    return np.where((nats >= needed_nats(len(series)))[:, None], level, 0.0), parameters
 
 
 def _over_stretches(deviation: Floats, levels: Ints) -> float:
@@ -342,8 +340,7 @@ class _Masks:
 
     def _is_better(self, gain: Floats, cost: Floats) -> Bools:
         """True if better by more than rounding: of two equal descriptions, the first is simpler."""
-        better: Bools = gain - cost > (self.gain - self.cost) * (1 + 1e-9)
-        return better
+        return np.asarray(gain - cost > (self.gain - self.cost) * (1 + 1e-9))
 
     def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
         better = self._is_better(gain, cost) & (on.sum(axis=1) >= self.fewest)
@@ -423,7 +420,6 @@ HALF_WIDTH_LOST = (1.6, 1.25)
 #: has half of the steps.
 FEWEST_FOR_THIRD = 24
 THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
-TINY = 1e-12
 
 
 def usual_sigma(values: Floats, *, by_third: bool) -> Floats:
@@ -446,8 +442,8 @@ def sigma_of_kinds(level: Floats) -> float:
     before = np.cumsum(np.sort(level - level.mean()))[fewest - 1 : count - fewest]
     size = np.arange(fewest, fewest + len(before))
     total = float(level.var()) * count
-    within = max(total - float((before**2 * count / (size * (count - size))).max()), TINY)
-    two = count / 2 * math.log(max(SIGNIFICANCE.split * total / within, TINY)) >= -math.log(SIGNIFICANCE.false_kinds)
+    within = max(total - float((before**2 * count / (size * (count - size))).max()), NOTHING)
+    two = count / 2 * math.log(max(SIGNIFICANCE.split * total / within, NOTHING)) >= -math.log(SIGNIFICANCE.false_kinds)
     return math.sqrt(within / (count - 2)) if two else math.inf
 
 
@@ -481,8 +477,8 @@ def _take_turns(values: Floats) -> Bools:
     apart = np.minimum(slower, -faster)
     sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
     clear = apart > np.maximum(SIGNIFICANCE.spreads / 2 * sigma, SIGNIFICANCE.outstanding)
-    within = np.maximum((beyond**2).mean(axis=1), TINY)
-    nats = steps / 2 * np.log(np.maximum(SIGNIFICANCE.split * values.var(axis=1) / within, TINY))
+    within = np.maximum((beyond**2).mean(axis=1), NOTHING)
+    nats = steps / 2 * np.log(np.maximum(SIGNIFICANCE.split * values.var(axis=1) / within, NOTHING))
     fewest = np.minimum(above.sum(axis=1), (~above).sum(axis=1)) >= SIGNIFICANCE.fewest_turns
     return np.asarray(fewest & clear & (nats >= -math.log(SIGNIFICANCE.false_kinds)))
 
@@ -495,16 +491,9 @@ STEPS_PER_DEGREE = 3
 SMALLEST_VARIANCE = 1e-8
 
 
-class Drifts(Struct, frozen=True, eq=False):
-    """`level`: [series, steps]; `parameters`: of that curve, at most; `nats`: how unlikely by chance, [series]."""
-
-    level: Floats
-    parameters: int
-    nats: Floats
-
-
-def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float) -> Drifts:
-    """Fit a curve to each of `series`, [series, steps], six steps at least.
+def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> tuple[Floats, Floats, int]:
+    """Fit a curve to each of `series`, [series, steps], six steps at least: its level, [series, steps]; how unlikely it
+    is by chance, nats, [series]; how many parameters it has at most.
 
     `deviation`: from the levels otherwise. `memory`: share of a deviation that remains a step later. `pooled`: number
     of independent series that share one variance; 1: each has its own.
@@ -529,7 +518,7 @@ def drifts_of(series: Floats, deviation: Floats, memory: float, *, pooled: float
     # Student's likelihood ratio, less the weight of the parameters that any curve has, and of the choice of its start.
     spent = parameters - 1
     nats = (freedom + spent) / 2 * np.log1p(explained / freedom) - spent / 2 * np.log(np.maximum(explained, 1.0))
-    return Drifts(level, max(map(len, bases)), nats - math.log(len(starts)))
+    return level, nats - math.log(len(starts)), max(map(len, bases))
 
 
 def _basis(steps: int, start: int) -> Floats:

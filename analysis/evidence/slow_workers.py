@@ -74,8 +74,6 @@ class SlowWorkerThresholds(Struct, frozen=True):
 
 
 SLOW_WORKERS = SlowWorkerThresholds()
-
-
 SMALLEST_NATS = 1e-3
 
 
@@ -236,8 +234,7 @@ def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
     both = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
-    factor: Floats = np.where(machines, np.where(both, usual, rank), 1.0)
-    return factor
+    return np.asarray(np.where(machines, np.where(both, usual, rank), 1.0))
 
 
 def ranks_with_more_data(job: PipelineSubject) -> Bools:
@@ -275,8 +272,7 @@ def slow_workers(job: PipelineSubject) -> Bools:
         return _slow_without_peers(job, profile)
     slow = (profile.slow_workers | slow_machines(job)[None, :]) & ~waits_for_a_core(job)
     excess = worker_factor(job) - 1
-    hit: Bools = slow & (excess >= SLOW_WORKERS.naming_share * np.where(slow, excess, 0.0).max())
-    return hit
+    return np.asarray(slow & (excess >= SLOW_WORKERS.naming_share * np.where(slow, excess, 0.0).max()))
 
 
 def busy_s(job: PipelineSubject) -> Floats:
@@ -321,8 +317,7 @@ def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
 
 def stage_excess(profile: ComputeProfile) -> Floats:
     """Relative excess of each chunk's compute time over the usual one, [stages, chunks]."""
-    excess: Floats = profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1
-    return excess
+    return np.asarray(profile.stage_s / safe(lower_median(profile.stage_s.ravel(), -1)) - 1)
 
 
 def larger_chunks(job: PipelineSubject, profile: ComputeProfile) -> Bools:

@@ -26,7 +26,7 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_q
 from tracekit.trace.model import OpKind, Worker
 
 
-class NetworkThresholds(Struct, frozen=True):
+class TrafficThresholds(Struct, frozen=True):
     """When a link or a network card is slow. `causes`: the benchmark of 582 simulated jobs."""
 
     #: A link is slow if it is this many times slower than the usual one; transfers scatter, and a few may share a
@@ -71,7 +71,7 @@ class NetworkThresholds(Struct, frozen=True):
     faster_share: float = 0.25
 
 
-NETWORK = NetworkThresholds()
+TRAFFIC = TrafficThresholds()
 
 
 class Traffic(Struct, frozen=True, eq=False, dict=True):
@@ -121,14 +121,14 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         Links between other stages can transfer more data, so the usual link is that of other DP ranks, if there are
         any.
         """
-        peers = self.link_s.shape[1] >= NETWORK.fewest_peers
+        peers = self.link_s.shape[1] >= TRAFFIC.fewest_peers
         usual: Floats = lower_median(self.link_s, axis=1)[:, None] if peers else self.usual_s
         return MAD_TO_SIGMA * float(lower_median(np.abs(self.link_s - usual).ravel(), 0))
 
     @cached_property
     def limit_s(self) -> Floats:
         """A link is slow if its transfers take longer than this, seconds, [slots, dp_ranks]."""
-        return np.maximum(NETWORK.link * self.usual_s, self.usual_s + NETWORK.link_spreads * self.spread_s)
+        return np.maximum(TRAFFIC.link * self.usual_s, self.usual_s + TRAFFIC.link_spreads * self.spread_s)
 
     @cached_property
     def shared_s(self) -> Floats:
@@ -170,22 +170,20 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     def _end_s(self, slot: int) -> Floats:
         """Ends of the transfers of a slot, seconds after the step began, [ops, steps, dp_ranks]."""
-        end: Floats = _ends(self.job, transfers(self.job).recvs.only(slot))[0]
-        return end
+        return np.asarray(_ends(self.job, transfers(self.job).recvs.only(slot))[0])
 
     @cached_property
     def slow(self) -> Bools:
         """Mask of slow links by step, [slots, steps, dp_ranks]."""
         if not self.seconds.size:
             return np.zeros((len(self.seconds), *self.seconds.shape[2:]), np.bool_)
-        faster = lower_quantile(self.seconds, 1, NETWORK.faster_share)
+        faster = lower_quantile(self.seconds, 1, TRAFFIC.faster_share)
         limit_s = np.repeat(self.limit_s[:, None], faster.shape[1], axis=1)
         for kind in filter(np.any, self.kinds):
             of_kind = faster.transpose(1, 0, 2)[:, kind] / self.usual_s[kind]
-            level = np.fmax(lower_quantile(of_kind, 1, 1 - NETWORK.whole_share), 1.0)
+            level = np.fmax(lower_quantile(of_kind, 1, 1 - TRAFFIC.whole_share), 1.0)
             limit_s *= np.where(kind[:, None], level[:, None], 1.0)
-        slow: Bools = faster > limit_s
-        return slow
+        return np.asarray(faster > limit_s)
 
     @cached_property
     def factor(self) -> Floats:
@@ -222,7 +220,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
         beyond = self.rings - gather_s[:, None, None]
-        late = reductions[:, :, None] & (self.rings > NETWORK.wait * gather_s[:, None, None])
+        late = reductions[:, :, None] & (self.rings > TRAFFIC.wait * gather_s[:, None, None])
         return np.where(late, beyond, 0.0)
 
     @cached_property
@@ -264,7 +262,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             links[slot, dp_index] = True
             beside = self.beside(links)
             steps = np.asarray(unexplained.transpose(1, 0, 2)[:, beside].any(axis=1))
-            fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], NETWORK.fastest_share)
+            fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], TRAFFIC.fastest_share)
             slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
             beside[slot, dp_index] = False
             slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), beside & slow, steps)
@@ -277,14 +275,13 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         Single links or cards do not fail together: something that their hosts share is slow.
         """
         used = np.isfinite(self.link_s)
-        together = slow.sum(axis=2) > NETWORK.whole_share * np.maximum(used.sum(axis=1), 1)[:, None]
+        together = slow.sum(axis=2) > TRAFFIC.whole_share * np.maximum(used.sum(axis=1), 1)[:, None]
         sometimes = (~together).sum(axis=1) >= self.fewest_steps
         several = [
             min(len(np.unique(self.hosts_of_flows(side)[slot])) for side in (SENDING, RECEIVING)) > 1
             for slot in range(len(slow))
         ]
-        shared: Bools = together & (sometimes & several)[:, None]
-        return shared
+        return np.asarray(together & (sometimes & several)[:, None])
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
@@ -297,7 +294,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
             under_way = (end - long < begin[:, None] + self.usual_s[slot, lane]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
-        return int(free.sum()) >= NETWORK.fewest_free and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
+        return int(free.sum()) >= TRAFFIC.fewest_free and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
 
     @property
     def fewest_steps(self) -> int:
@@ -348,7 +345,7 @@ def traffic_of(job: PipelineSubject) -> Traffic:
 
 def fewest_of(steps: int) -> int:
     """The number of steps, of so many, that are no accident."""
-    return max(NETWORK.fewest_steps, round(NETWORK.step_share * steps))
+    return max(TRAFFIC.fewest_steps, round(TRAFFIC.step_share * steps))
 
 
 def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
@@ -358,7 +355,7 @@ def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
     if not any(block.structure.call is not None for block in blocks):
         return seconds
     cost = transfers(job).gather(job.replay.durations.cost)
-    waited = seconds > NETWORK.waited * np.abs(cost) + NETWORK.waited_s
+    waited = seconds > TRAFFIC.waited * np.abs(cost) + TRAFFIC.waited_s
     return np.where(waited, np.maximum(cost, 0.0), seconds)
 
 
@@ -430,7 +427,7 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         return
     host, passes = passing(traffic, side)
     for stage in range(traffic.job.stages):
-        steps = traffic.ring_factor[stage] > NETWORK.ring
+        steps = traffic.ring_factor[stage] > TRAFFIC.ring
         cards = np.unique(traffic.host_number[stage])
         if steps.sum() < traffic.fewest_steps or len(cards) < 2:
             continue
@@ -438,10 +435,10 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         levels = np.array([_level(traffic, of_card, steps) for of_card in flows])
         ring = float(median(traffic.ring_factor[stage, steps], (0,)))
         # Congestion hits many transfers of a card by chance, and spares some.
-        slow, level = np.all(levels > NETWORK.card * lower_median(levels, 0), axis=1), levels[:, 0]
+        slow, level = np.all(levels > TRAFFIC.card * lower_median(levels, 0), axis=1), levels[:, 0]
         # Of several, take the one whose transfers are as slow as the ring; the others have a slow link.
         best = int(np.where(slow, np.abs(np.log(level / ring)), np.inf).argmin())
-        if slow[best] and ring > NETWORK.ring_share * level[best]:
+        if slow[best] and ring > TRAFFIC.ring_share * level[best]:
             yield int(cards[best]), _card(traffic, int(cards[best]), side, flows[best], steps, ring)
 
 
@@ -453,7 +450,7 @@ def _level(traffic: Traffic, flows: Bools, steps: Bools) -> tuple[float, float]:
     if not factor.size:
         return 1.0, 1.0
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, NETWORK.faster_share) / traffic.usual_s[flows]
+    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, TRAFFIC.faster_share) / traffic.usual_s[flows]
     return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(faster.min()), NO_TIME_S)
 
 
@@ -465,8 +462,8 @@ def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
         flows = passes & (host == card)
         steps: Bools = np.any(traffic.slow.transpose(1, 0, 2)[:, flows], axis=1)
         seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-        fastest = lower_quantile(seconds.reshape(len(seconds), -1), 1, NETWORK.fastest_share) / traffic.usual_s[flows]
-        alike = fastest.min() > max(NETWORK.card, NETWORK.side_share * fastest.max())
+        fastest = lower_quantile(seconds.reshape(len(seconds), -1), 1, TRAFFIC.fastest_share) / traffic.usual_s[flows]
+        alike = fastest.min() > max(TRAFFIC.card, TRAFFIC.side_share * fastest.max())
         several = len(np.unique(peer[flows])) > 1 and steps.sum() >= traffic.fewest_steps
         if alike and several and not _ring_stages(traffic, int(card)):
             yield int(card), _card(traffic, int(card), side, flows, steps, 1.0)
@@ -480,7 +477,7 @@ def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ri
     fastest = 1.0
     if seconds.size:
         over = seconds / traffic.usual_s[flows][:, None, None]
-        fastest = max(float(np.nanquantile(over, NETWORK.fastest_share)), 1.0)
+        fastest = max(float(np.nanquantile(over, TRAFFIC.fastest_share)), 1.0)
     return SlowCard(host, workers, (side,), flows, _ring_stages(traffic, host), steps, factor, fastest, ring_factor)
 
 
@@ -492,8 +489,8 @@ def _with_slow_sides(traffic: Traffic, card: SlowCard) -> SlowCard:
     for side in card.sides:
         host, passes = passing(traffic, side)
         seconds = traffic.seconds.transpose(0, 3, 1, 2)[passes & (host == card.host)][..., card.steps]
-        fastest[side] = float(np.nanquantile(seconds, NETWORK.fastest_share))
-    slow = tuple(side for side in card.sides if fastest[side] >= NETWORK.side_share * max(fastest.values()))
+        fastest[side] = float(np.nanquantile(seconds, TRAFFIC.fastest_share))
+    slow = tuple(side for side in card.sides if fastest[side] >= TRAFFIC.side_share * max(fastest.values()))
     return replace(card, sides=slow)
 
 

@@ -19,12 +19,20 @@ from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import quoted
 from tracekit.report.questions import CauseOfImbalance, ExpertCause, Experts, LayerLoads, LoadSource, Rebalanced
 
-#: Loads cost nothing worth a finding below this share of the step.
-_SMALLEST_SHARE = 0.01
-#: One expert a layer causes an imbalance if most of it goes with its tokens beyond the mean.
-_SHARE_OF_EXPERT = 0.6
-#: Loads are equal if the heaviest rank has at most this share more than the mean.
-EQUAL = 0.05
+
+class ExpertLoadThresholds(Struct, frozen=True):
+    """When loads of experts are uneven, and why."""
+
+    #: Loads cost nothing worth a finding below this share of the step. Chosen: as other losses.
+    cost_share: float = 0.01
+    #: One expert a layer causes an imbalance if this share of it goes with its tokens beyond the mean. Definition:
+    #: most.
+    expert_share: float = 0.6
+    #: Loads are equal if the heaviest rank has at most this share more than the mean. Chosen.
+    equal: float = 0.05
+
+
+EXPERT_LOADS = ExpertLoadThresholds()
 #: Rows are those that the loads state if they differ by rounding only.
 _ROUNDING = 1e-6
 NO_LOADS = "no all-to-all was recorded on all ranks of its group; docs/plans.md says what shows loads"
@@ -242,17 +250,17 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def explain(self) -> bool:
         """Whether known loads are so unequal that ranks are compared without them."""
-        return self.known and self.job.runs and self.excess >= EQUAL
+        return self.known and self.job.runs and self.excess >= EXPERT_LOADS.equal
 
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
 
         Times of kernels do not say whether a rank has more to do or is slow.
         """
-        if not self.saved_s or self.saved_s < _SMALLEST_SHARE * self.job.step_s:
+        if not self.saved_s or self.saved_s < EXPERT_LOADS.cost_share * self.job.step_s:
             return []
         excess = self._ratio - 1
-        uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EQUAL)]
+        uneven = [int(layer) for layer in np.flatnonzero(excess.mean(axis=0) > EXPERT_LOADS.equal)]
         heaviest = self.by_rank.mean(axis=0).argmax(axis=1)
         one_rank = int(self._columns[0][0, heaviest[0]]) if (heaviest == heaviest[0]).all() else None
         cause: ExpertCause = "skew" if one_rank is None else "hot-rank"
@@ -266,7 +274,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             )
             # Of what the log states: it may state equal loads, of which the recording has more, as padding.
             gone = _over_mean(self._stated(tokens)) - _over_mean(self._stated(capped))
-            if excess.sum() > 0 and gone.sum() / excess.sum() >= _SHARE_OF_EXPERT:
+            if excess.sum() > 0 and gone.sum() / excess.sum() >= EXPERT_LOADS.expert_share:
                 same = (first == first[0]).all(axis=0)
                 cause = "hot-expert" if same.mean() >= 0.5 else "rotating"
                 if cause == "hot-expert":

@@ -15,19 +15,36 @@ from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
 from tracekit.base.errors import FormatError
 from tracekit.report.hardware import Alarm
 
-#: Fewer samples of a series in the interval, or in its past, tell nothing.
-FEWEST_SAMPLES = 6
-#: With fewer peers, a host is compared with its own past only.
-FEWEST_PEERS = 4
-#: The smallest standard error: clocks have steps.
-SMALLEST_SIGMA = 0.0008
-#: A host agrees with its peers where it is within this many standard deviations of what they differ by.
-_AGREES = 3.0
-#: The past is judged in pieces of at most this many seconds.
-_LONGEST_PIECE_S = 60.0
-#: Other intervals count for the noise if there are so many; a host's own past needs that many without peers.
-_FEWEST_WINDOWS = 3
-_WINDOWS_OF_PAST = 6
+
+class EffectThresholds(Struct, frozen=True):
+    """When a host departs from its peers. `fleet`: the simulated fleets of docs/hardware.md."""
+
+    #: Fewer samples of a series in the interval, or in its past, tell nothing. Judge `fleet`.
+    fewest_samples: int = 6
+    #: With fewer peers, a host is compared with its own past only. Chosen: their median tells little.
+    fewest_peers: int = 4
+    #: The smallest standard error. Definition: clocks have steps.
+    sigma: float = 0.0008
+    #: A host agrees with its peers where it is within this many standard deviations of what they differ by.
+    #: Statistic: 99.7 % of normal values.
+    agrees: float = 3.0
+    #: The past is judged in pieces of at most this many seconds. Judge `fleet`.
+    piece_s: float = 60.0
+    #: Other intervals count for the noise if there are so many ... Chosen: fewer show no spread.
+    fewest_windows: int = 3
+    #: ... and a host's own past needs that many without peers. Judge `fleet`.
+    of_past: int = 6
+    #: Departures of the scan are medians over this time, seconds. Chosen: shorter ones happen to healthy nodes.
+    smoothed_s: float = 180.0
+    #: Its threshold is this many times the farthest that a healthy node departed ... Chosen: baselines are short.
+    margin: float = 1.15
+    #: ... and at least so many standard deviations. Statistic: one normal value of 300,000.
+    least_sigmas: float = 4.5
+    #: Without baselines: so many standard deviations of the smoothed departures. Chosen: only large ones show.
+    sigmas: float = 10.0
+
+
+EFFECTS = EffectThresholds()
 #: What a host is compared with, if nothing is lacking.
 USUAL_BASIS = "its peers and its own past"
 #: Of the samples of a series, the middle half; it follows clocks that have few steps, which the median does not.
@@ -73,13 +90,15 @@ def effect_of(
     if samples.span is not None and not (samples.span.since <= window.until and window.since <= samples.span.until):
         raise TooLittleError(_no_overlap(samples.span, window))
     counts = own.filter(_within(window)).group_by("series").len()
-    enough = counts.filter(pl.col("len") >= FEWEST_SAMPLES)["series"]
+    enough = counts.filter(pl.col("len") >= EFFECTS.fewest_samples)["series"]
     spacing = samples.spacing(metric).join(own.select("series").unique(), on="series")["spacing"].median()
     sampling_s = float(spacing) if isinstance(spacing, int | float) else math.inf
     length_s = window.until - window.since
-    if enough.is_empty() or length_s < FEWEST_SAMPLES * sampling_s:
+    if enough.is_empty() or length_s < EFFECTS.fewest_samples * sampling_s:
         most = max(counts["len"].to_list(), default=0)
-        raise TooLittleError(f"{most} samples of {metric} in {length_s:.0f} s; {FEWEST_SAMPLES} whole ones are needed")
+        raise TooLittleError(
+            f"{most} samples of {metric} in {length_s:.0f} s; {EFFECTS.fewest_samples} whole ones are needed"
+        )
     measure = _Measure(values.filter(pl.col("host").is_in([host, *peers])), metric, host, window, slow, sampling_s)
     return measure.effect(enough.to_list())
 
@@ -108,9 +127,9 @@ def location(values: pl.Expr, metric: str) -> pl.Expr:
 
 
 def spread_of(values: Floats) -> tuple[float, float]:
-    """Median, and standard deviation by the median absolute deviation, at least `SMALLEST_SIGMA`."""
+    """Median, and standard deviation by the median absolute deviation, at least `EFFECTS.sigma`."""
     center = float(np.median(values))
-    return center, max(MAD_TO_SIGMA * float(np.median(np.abs(values - center))), SMALLEST_SIGMA)
+    return center, max(MAD_TO_SIGMA * float(np.median(np.abs(values - center))), EFFECTS.sigma)
 
 
 class _Measure:
@@ -124,7 +143,7 @@ class _Measure:
         before, after = pl.col("time") < window.since, pl.col("before") > window.until
         rows = values.with_columns(x=x, inside=_within(window)).filter(pl.col("inside") | before | after)
         present = rows.filter(pl.col("inside") & (pl.col("host") != host))["host"].n_unique()
-        self.has_peers = present >= FEWEST_PEERS
+        self.has_peers = present >= EFFECTS.fewest_peers
         level = (
             rows.filter(pl.col("host") != host)
             .group_by(moment=(pl.col("time") / sampling_s).floor())
@@ -139,7 +158,7 @@ class _Measure:
         """The effect on the slowest of these series."""
         inside = self._locations(self.rows.filter("inside"), "series", "host", "device")
         outside = self.rows.filter(~pl.col("inside"))
-        past = self._locations(self._healthy(outside), "series").filter(pl.col("n") >= FEWEST_SAMPLES)
+        past = self._locations(self._healthy(outside), "series").filter(pl.col("n") >= EFFECTS.fewest_samples)
         past = past.select("series", past="r")
         healthy = {*past["series"]} & {*series}
         measured = []
@@ -149,7 +168,8 @@ class _Measure:
             level = inside.select("series", past=pl.lit(0.0))
             measured.append(self._against(level, inside, outside, {*series} - healthy, past_known=False))
         if not measured:
-            raise TooLittleError(f"fewer than {FEWEST_PEERS} peers, and no samples before or after to compare with")
+            few = f"fewer than {EFFECTS.fewest_peers} peers"
+            raise TooLittleError(f"{few}, and no samples before or after to compare with")
         return max(measured, key=lambda effect: self.slow * effect.size)
 
     def _against(
@@ -159,7 +179,7 @@ class _Measure:
         sizes = inside.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
         own = sizes.filter(pl.col("series").is_in(series)).sort(self.slow * pl.col("size")).row(-1, named=True)
         null = self._noise(sizes, past, outside)
-        if len(null) < _FEWEST_WINDOWS:
+        if len(null) < EFFECTS.fewest_windows:
             raise TooLittleError("too few samples outside of the interval to know how much the metric varies")
         center, sigma = spread_of(null)
         basis = USUAL_BASIS if past_known else "its peers only, as it has no past in which it agrees with them"
@@ -171,7 +191,7 @@ class _Measure:
             own["x"],
             own["n"],
             self.sampling_s,
-            basis if self.has_peers else f"its own past only, as it has fewer than {FEWEST_PEERS} peers",
+            basis if self.has_peers else f"its own past only, as it has fewer than {EFFECTS.fewest_peers} peers",
             None if self.has_peers else self._apart(own["series"]),
         )
 
@@ -191,14 +211,14 @@ class _Measure:
         """The rows outside of the interval in which series agree with those of the peers."""
         if not self.has_peers:
             return outside
-        length = min(self.window.until - self.window.since, _LONGEST_PIECE_S)
-        placed = self._pieces(outside, max(length, FEWEST_SAMPLES * self.sampling_s))
+        length = min(self.window.until - self.window.since, EFFECTS.piece_s)
+        placed = self._pieces(outside, max(length, EFFECTS.fewest_samples * self.sampling_s))
         pieces = self._locations(placed, "series", "host", "piece")
         others = pieces.filter(pl.col("host") != self.host)["r"].to_numpy()
         if not len(others):
             return outside
         center, sigma = spread_of(others)
-        agreeing = pieces.filter((pl.col("r") - center).abs() <= _AGREES * sigma).select("series", "piece")
+        agreeing = pieces.filter((pl.col("r") - center).abs() <= EFFECTS.agrees * sigma).select("series", "piece")
         return placed.join(agreeing, on=["series", "piece"], how="semi")
 
     def _noise(self, sizes: pl.DataFrame, past: pl.DataFrame, outside: pl.DataFrame) -> Floats:
@@ -207,11 +227,11 @@ class _Measure:
         width = self.window.until - self.window.since
         if not self.has_peers:
             span = outside.select(pl.col("time").max() - pl.col("time").min()).item()
-            width = max(min(width, (span - width) / _WINDOWS_OF_PAST), FEWEST_SAMPLES * self.sampling_s)
+            width = max(min(width, (span - width) / EFFECTS.of_past), EFFECTS.fewest_samples * self.sampling_s)
         windows = self._locations(self._pieces(outside, width), "series", "host", "piece")
         full = windows.filter(pl.col("n") >= pl.col("n").max() / 2)
         count = full["piece"].n_unique()
-        if count < _FEWEST_WINDOWS:
+        if count < EFFECTS.fewest_windows:
             return others
         apart = full.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
         # A window is part of the past that it is compared with, which the interval is not.
@@ -221,24 +241,13 @@ class _Measure:
     def _slowest(self, sizes: pl.DataFrame, *by: str) -> Floats:
         """The size of the slowest series in each group."""
         extreme = pl.col("size").min() if self.slow < 0 else pl.col("size").max()
-        values: Floats = sizes.group_by(by).agg(extreme)["size"].to_numpy()
-        return values
+        return np.asarray(sizes.group_by(by).agg(extreme)["size"].to_numpy())
 
     def _apart(self, series: int) -> float | None:
         """How far a series is from those of too few peers in the interval; None without any."""
         rows = self.of_peers.filter(pl.col("inside") & (pl.col("series") == series))
         apart = rows.select(location(pl.col("r"), self.metric)).item() if rows.height else None
         return apart if isinstance(apart, float) else None
-
-
-#: Departures are medians over this time, seconds: shorter ones happen to healthy nodes.
-SMOOTHED_S = 180.0
-#: The threshold is this many times the farthest that a healthy node departed.
-_MARGIN = 1.15
-#: And at least so many standard deviations, as baselines are short.
-_LEAST_SIGMAS = 4.5
-#: Without baselines: so many standard deviations of the smoothed departures.
-_SIGMAS = 10.0
 
 
 def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
@@ -249,7 +258,8 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
     of_metrics = {metric: _departures(samples, metric) for metric in sorted(set(samples.series["metric"]))}
     if all(departures is None for departures in of_metrics.values()):
         raise FormatError(
-            f"too little to compare: a metric needs more than {FEWEST_PEERS} hosts with numbers for {SMOOTHED_S:.0f} s"
+            f"too little to compare: a metric needs more than {EFFECTS.fewest_peers} hosts with numbers for"
+            f" {EFFECTS.smoothed_s:.0f} s"
         )
     for metric, departures in of_metrics.items():
         if departures is None:
@@ -266,7 +276,7 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     """
     values = samples.of_metric(metric)
     spacing = samples.spacing(metric)["spacing"].median()
-    if not isinstance(spacing, float) or values["host"].n_unique() <= FEWEST_PEERS:
+    if not isinstance(spacing, float) or values["host"].n_unique() <= EFFECTS.fewest_peers:
         return None
     x = pl.col("value") if is_counter(metric) else pl.col("value").log()
     usable = values if is_counter(metric) else values.filter(pl.col("value") > 0)
@@ -276,24 +286,24 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     if usual.is_empty():
         return None
     center, sigma = spread_of(usual["usual"].to_numpy())
-    fingerprint = (pl.col("usual") - center).abs() <= _SIGMAS * sigma
+    fingerprint = (pl.col("usual") - center).abs() <= EFFECTS.sigmas * sigma
     usual = usual.with_columns(usual=pl.when(fingerprint).then("usual").otherwise(center))
     own = residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
-    width = max(int(SMOOTHED_S / spacing), 1)
+    width = max(int(EFFECTS.smoothed_s / spacing), 1)
     smoothed = pl.col("r").rolling_median_by("moment", f"{width}i", min_samples=max(width * 3 // 4, 1)).over("series")
     departures = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")
-    return None if departures.is_empty() else departures.with_columns(pl.col("time") - SMOOTHED_S / 2)
+    return None if departures.is_empty() else departures.with_columns(pl.col("time") - EFFECTS.smoothed_s / 2)
 
 
 def _limits(healthy: Sequence[pl.DataFrame], departures: pl.DataFrame) -> tuple[float, float]:
     """Departures between these are healthy."""
     if not healthy:
         _, sigma = spread_of(departures["smoothed"].to_numpy())
-        return -_SIGMAS * sigma, _SIGMAS * sigma
+        return -EFFECTS.sigmas * sigma, EFFECTS.sigmas * sigma
     values = pl.concat([of_run["smoothed"] for of_run in healthy]).to_numpy()
     _, sigma = spread_of(values)
-    least = _LEAST_SIGMAS * sigma
-    return min(_MARGIN * float(values.min()), -least), max(_MARGIN * float(values.max()), least)
+    least = EFFECTS.least_sigmas * sigma
+    return min(EFFECTS.margin * float(values.min()), -least), max(EFFECTS.margin * float(values.max()), least)
 
 
 def _alarms(departures: pl.DataFrame, metric: str, low: float, high: float) -> Iterator[Alarm]:
