@@ -18,8 +18,7 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage_slowness, usual_base_s
 from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.known_layers import check_layers, layers_of
-from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan
+from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan, check_layers, layers_of
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.best_plans import (
     OneLane,

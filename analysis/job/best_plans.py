@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.known_layers import layers_of
 from tracekit.analysis.fixes.layers import split_again
+from tracekit.analysis.fixes.plan import layers_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.plans.best_plans import timed

@@ -21,7 +21,7 @@ from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.exchanges import exchanges_of
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.known_layers import check_layers
+from tracekit.analysis.fixes.plan import check_layers
 from tracekit.analysis.graph.posting import Posting, PostingRule
 from tracekit.analysis.job import experts
 from tracekit.analysis.job import pipeline_words as words
