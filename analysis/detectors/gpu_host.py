@@ -15,7 +15,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.gpu_time import GPU_TIME, MOST_OF_A_KIND, candidate, costly, on_each, plain, share_of
-from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.late_rank import rank_behind
 from tracekit.analysis.evidence.gpu_losses import (
     LONGEST_DISPATCH_S,
     computes_on_host,
@@ -510,3 +510,43 @@ def _written(
             " and let a thread write; and write them less often"
         ),
     )  # fmt: skip
+
+
+def late_loader(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
+    """The loader that the GPU waits for, from the recording of one rank."""
+    from tracekit.analysis.detectors.gpu_time import candidate, costly, idle_s, share_of
+    from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
+
+    gpu = idle_gpu(job)
+    if gpu is None:
+        return
+    for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
+        waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(job.ranks)
+        spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
+        single = "SingleProcess" in part.name
+        workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
+        yield candidate(
+            kind,
+            job,
+            spent_on,
+            f"the GPU waits {share_of(job, waits_s):.0%} of the recording for {code_name(part.name)}",
+            host_time(job).less(part.parts),
+            title="The GPU waits for the data loader",
+            suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
+        )
+
+
+def collections_between_launches(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
+    """The collections in the recording of one rank; none if none were recorded."""
+    from tracekit.analysis.detectors.gpu_time import candidate, costly, on_each
+    from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
+
+    for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
+        yield candidate(
+            kind,
+            job,
+            Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
+            f"Python collects garbage for {on_each(job, part.seconds)} between launches",
+            host_time(job).less(part.parts),
+            suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
+        )

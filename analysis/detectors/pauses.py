@@ -10,12 +10,10 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
 from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
-from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
 from tracekit.analysis.evidence.off_cpu import LARGEST_WAITING_SHARE, without_core_waits, without_stops
 from tracekit.analysis.evidence.pipeline_subject import (
@@ -30,13 +28,11 @@ from tracekit.analysis.evidence.pipeline_subject import (
 from tracekit.analysis.evidence.slow_workers import busy_s
 from tracekit.analysis.evidence.subject import Cause, Subject, evidence
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import seconds
-from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Spent, Unit, confidence_from
-from tracekit.trace.gpu_activity import IdleReason
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
 
@@ -69,112 +65,64 @@ def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     return bool(cells) and all((stops[stage, :, at] > 0).mean() >= PAUSES.every_step_share for stage, at in cells)
 
 
-class GarbageCollection(Detector):
-    """Python's garbage collector stops a worker between its ops or during a forward.
+def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield recorded collections of garbage together with pauses of forwards that spare backwards."""
+    changes: list[Intervention] = []
+    figures: list[Figure] = []
+    effects: list[str] = []
+    stops = stops_s(job, collections(job))
+    where = Place()
+    if longest_share(job, stops) >= STOPS.share:
+        changes.append(Scale(collections(job), np.array(0.0)))
+        share = Figure(
+            "recorded collections of garbage, over the step",
+            longest_share(job, stops),
+            STOPS.share,
+            Unit.SHARE,
+        )
+        figures.append(share)
+        where = Place(workers=stopped_workers(job, stops))
+        effects.append(
+            f"Python's garbage collection takes {share.value:.0%} of the step"
+            if where.workers
+            else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
+        )
+    pause = pauses_in_forwards(job)
+    if pause is not None:
+        long = pause > 0
+        factor = np.ones_like(pause)
+        factor[long] = 1 - pause[long] / job.table.grid[long]
+        changes.append(Scale(job.table, factor))
+        paused = long[FORWARD].any(axis=(1, 2, 3))
+        figures += [
+            Figure("paused forwards", int(long[FORWARD].sum()), PAUSES.fewest_in_forwards),
+            Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
+        ]
+        effects.append(
+            f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
+            " which points to Python's garbage collector"
+        )
+        if not stops.any():
+            only = job.workers_where(paused) if paused.sum() == 1 else ()
+            where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
+    if changes:
+        series = None if pause is None else _usual_pause(job, pause)
+        yield Candidate(
+            kind,
+            where,
+            "; ".join(effects),
+            tuple(figures),
+            confidence_from(tuple(figures[:1])),
+            Together(tuple(changes)),
+            series,
+            every_step=_in_every_step(job, stops, where),
+        )
 
-    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
-    get longer over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
-    that spare backwards too often for chance (see `evidence.pauses`).
-    """
 
-    kind = "python-gc"
-    title = "Python garbage collection stops workers"
-    signature = (
-        "recorded collections; or single long forwards, on other workers each time, whose backwards are not long"
-    )
-    refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
-    next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
-    suggested_fix = "call gc.disable() on all ranks, then gc.collect() on all of them in the same step, every N steps"
-    part = "python-gc"
-    loss = LossKind.STALLS
-    stragglers_where_few = True
-    by_chance = True
-    repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
-
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(job)
-        late = rank_behind(job, Part.GC)
-        if late is not None:
-            effect = f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}"
-            yield late.candidate(self.kind, effect)
-        yield from self._in_pipeline(job)
-
-    @only_in(RecordingSubject)
-    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
-        """The collections in the recording of one rank; none if none were recorded."""
-        from tracekit.analysis.detectors.gpu_time import candidate, costly, on_each
-        from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
-
-        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
-            yield candidate(
-                self.kind,
-                job,
-                Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
-                f"Python collects garbage for {on_each(job, part.seconds)} between launches",
-                host_time(job).less(part.parts),
-                suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
-            )
-
-    @only_in(PipelineSubject)
-    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
-        changes: list[Intervention] = []
-        figures: list[Figure] = []
-        effects: list[str] = []
-        stops = stops_s(job, collections(job))
-        where = Place()
-        if longest_share(job, stops) >= STOPS.share:
-            changes.append(Scale(collections(job), np.array(0.0)))
-            share = Figure(
-                "recorded collections of garbage, over the step",
-                longest_share(job, stops),
-                STOPS.share,
-                Unit.SHARE,
-            )
-            figures.append(share)
-            where = Place(workers=stopped_workers(job, stops))
-            effects.append(
-                f"Python's garbage collection takes {share.value:.0%} of the step"
-                if where.workers
-                else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
-            )
-        pause = pauses_in_forwards(job)
-        if pause is not None:
-            long = pause > 0
-            factor = np.ones_like(pause)
-            factor[long] = 1 - pause[long] / job.table.grid[long]
-            changes.append(Scale(job.table, factor))
-            paused = long[FORWARD].any(axis=(1, 2, 3))
-            figures += [
-                Figure("paused forwards", int(long[FORWARD].sum()), PAUSES.fewest_in_forwards),
-                Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
-            ]
-            effects.append(
-                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
-                " which points to Python's garbage collector"
-            )
-            if not stops.any():
-                only = job.workers_where(paused) if paused.sum() == 1 else ()
-                where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
-        if changes:
-            series = None if pause is None else _usual_pause(job, pause)
-            yield Candidate(
-                self.kind,
-                where,
-                "; ".join(effects),
-                tuple(figures),
-                confidence_from(tuple(figures[:1])),
-                Together(tuple(changes)),
-                series,
-                every_step=_in_every_step(job, stops, where),
-            )
-
-    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
-        """Collect garbage on all ranks in the same steps, at an interval that costs little."""
-        pauses_s = _pauses_s(job)
-        if pauses_s is None:
-            yield from super().fixes(job, finding)
-        else:
-            yield _planned(job, finding, float(pauses_s.mean()))
+def planned_collections(job: Subject, finding: Cause) -> Iterator[Plan] | None:
+    """Collect garbage on all ranks in the same steps, at an interval that costs little; None for other jobs."""
+    pauses_s = _pauses_s(job)
+    return None if pauses_s is None else iter((_planned(job, finding, float(pauses_s.mean())),))
 
 
 def pauses_in_forwards(job: PipelineSubject) -> Floats | None:

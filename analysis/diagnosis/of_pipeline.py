@@ -35,6 +35,7 @@ from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps
 from tracekit.analysis.diagnosis.price import paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import balance_plans, general_plans, worker_plans
@@ -77,6 +78,10 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     @property
     def smallest_cost_s(self) -> float:
         return FINDINGS.smallest_cost_share * self.job.unchanged_s
+
+    @property
+    def undecided(self) -> str | None:
+        return undecided(self.job)
 
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)
