@@ -14,7 +14,17 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.gpu_time import GPU_TIME, MOST_OF_A_KIND, candidate, costly, on_each, plain, share_of
+from tracekit.analysis.detectors.gpu_time import (
+    GPU_TIME,
+    MOST_OF_A_KIND,
+    candidate,
+    costly,
+    idle_s,
+    of_part,
+    on_each,
+    plain,
+    share_of,
+)
 from tracekit.analysis.detectors.late_rank import rank_behind
 from tracekit.analysis.evidence.gpu_losses import (
     LONGEST_DISPATCH_S,
@@ -474,79 +484,58 @@ def checkpoints_on_host(kind: str, job: RecordingSubject) -> Iterator[Candidate]
         return
     for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
         line = f" at {code_name(part.where)}" if part.where else ""
-        yield _written(
-            kind,
-            job,
-            Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
-            work.less(part.parts),
-            f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}",
-        )
+        effect = f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}"
+        yield of_part(kind, job, part, IdleReason.CHECKPOINT, effect, **_WRITES)
     unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
     taken_s = float(work.seconds[unnamed].sum())
     if share_of(job, taken_s) >= GPU_TIME.share:
         tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
-        yield _written(
+        yield candidate(
             kind,
             job,
             Spent(IdleReason.CHECKPOINT, "copies to the host", "", (), int(unnamed.sum()), taken_s, tell),
-            work.less(unnamed),
             f"tensors are copied to the host in a row, which then works {on_each(job, taken_s)} outside of any"
             " operator, as it does to write a checkpoint",
+            work.less(unnamed),
             bound=True,
+            **_WRITES,
         )
 
 
-def _written(
-    kind: str, job: RecordingSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
-) -> Candidate:
-    """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
-    return candidate(
-        kind, job, spent, effect, change,
-        bound=bound,
-        title="The GPU waits for checkpoints",
-        next_check="how long the write takes, and to which storage",
-        suggested_fix=(
-            "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory"
-            " and let a thread write; and write them less often"
-        ),
-    )  # fmt: skip
+#: What is said of checkpoints that the training thread writes; copies from the GPU stay.
+_WRITES = {
+    "title": "The GPU waits for checkpoints",
+    "next_check": "how long the write takes, and to which storage",
+    "suggested_fix": (
+        "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory and let"
+        " a thread write; and write them less often"
+    ),
+}
 
 
 def late_loader(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
-    """The loader that the GPU waits for, from the recording of one rank."""
-    from tracekit.analysis.detectors.gpu_time import candidate, costly, idle_s, share_of
-    from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
-
+    """Yield the loader that the GPU waits for, from the recording of one rank."""
     gpu = idle_gpu(job)
     if gpu is None:
         return
     for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
         waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(job.ranks)
-        spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
         single = "SingleProcess" in part.name
         workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
-        yield candidate(
+        yield of_part(
             kind,
             job,
-            spent_on,
+            part,
+            IdleReason.LOADER,
             f"the GPU waits {share_of(job, waits_s):.0%} of the recording for {code_name(part.name)}",
-            host_time(job).less(part.parts),
             title="The GPU waits for the data loader",
             suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
         )
 
 
 def collections_between_launches(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
-    """The collections in the recording of one rank; none if none were recorded."""
-    from tracekit.analysis.detectors.gpu_time import candidate, costly, on_each
-    from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
-
+    """Yield the collections of garbage in the recording of one rank; none if none were recorded."""
+    advice = "gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps"
     for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
-        yield candidate(
-            kind,
-            job,
-            Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
-            f"Python collects garbage for {on_each(job, part.seconds)} between launches",
-            host_time(job).less(part.parts),
-            suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
-        )
+        effect = f"Python collects garbage for {on_each(job, part.seconds)} between launches"
+        yield of_part(kind, job, part, IdleReason.GC, effect, suggested_fix=advice)

@@ -488,3 +488,11 @@ def candidate(
     ranks = len(job.ranks)
     spent = replace(spent, seconds=spent.seconds / ranks, count=round(spent.count / ranks))
     return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)
+
+
+def of_part(
+    kind: str, job: RecordingSubject, part: HostPart, reason: IdleReason, effect: str, **more: Any
+) -> Candidate:
+    """Return the candidate of host work, priced by taking it away. `more`: as of `candidate`."""
+    spent = Spent(reason, part.name, part.where, part.names, part.count, part.seconds)
+    return candidate(kind, job, spent, effect, host_time(job).less(part.parts), **more)
