@@ -101,7 +101,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         )
 
     def _layer_plans(self, uneven_stages: Sequence[Cause], machines: Sequence[Cause]) -> Iterable[Plan]:
-        if not uneven_stages and not machines:
+        if self.job.stages < 2 or not (uneven_stages or machines):
             return ()
         from tracekit.analysis.fixes.layers import layer_plans  # and with it the search for plans
 
@@ -151,12 +151,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         job, trust = self.job, self.job.attribution.trust
         if self.method is Method.TRACEKIT:
             gaps_are_the_host = job.trace.timed_on_gpus
-            explain = [
-                cause.change
-                for cause in causes
-                if cause.change is not None and (gaps_are_the_host or detector_of(cause.kind).explains_delays)
-            ]
-            trust = job.attribution.trust_given(delay_share_without(job, explain))
+            explain = (cause for cause in causes if gaps_are_the_host or detector_of(cause.kind).explains_delays)
+            trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
         if doubts := doubts_of(causes):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust

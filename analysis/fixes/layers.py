@@ -147,7 +147,7 @@ def split_again(job: PipelineSubject, now: tuple[int, ...], then: tuple[int, ...
         raise SelectionError(f"layers={_listed(now)}>{_listed(then)}: expected {sum(now)} layers on {len(now)} stages")
     if job.profile is None or job.stages < 2:
         raise SelectionError("layers move between the stages of a pipeline; this job has none")
-    return _split(job, stage_model(job.profile.base_s, now), then)
+    return _split(job, stage_model(usual_base_s(job), now), then)
 
 
 def _split(job: PipelineSubject, model: StageModel, layers: tuple[int, ...]) -> Scale:
