@@ -367,10 +367,7 @@ _RECORD_WAITS = (
 _RECORD_EARLIER = "record one step earlier, to see what the GPU still did; compare the clocks of host and GPU"
 #: Why nothing can be told, and what to record next.
 _SENTENCES = {
-    IdleReason.QUEUED: (
-        "the work was launched long before, and what it waited for is not recorded",
-        _RECORD_WAITS,
-    ),
+    IdleReason.QUEUED: ("the work was launched long before, and what it waited for is not recorded", _RECORD_WAITS),
     IdleReason.LAUNCH_LATENCY: ("the host had launched the work, and the GPU began it late", _RECORD_EARLIER),
     IdleReason.UNKNOWN: (
         "the launches of the next ops are not recorded",

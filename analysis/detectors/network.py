@@ -84,14 +84,7 @@ class SlowLink(Detector):
             if not of_link.any():
                 continue
             usual = float(np.median(factor[of_link]))
-            figures = (
-                Figure(
-                    "transfer time over the usual",
-                    usual,
-                    SMALLEST_LINK_FACTOR,
-                    Unit.FACTOR,
-                ),
-            )
+            figures = (Figure("transfer time over the usual", usual, SMALLEST_LINK_FACTOR, Unit.FACTOR),)
             stage = int(of_link.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
                 Link(job.dp_ranks[int(at)], stage, (stage + 1) % job.stages)

@@ -75,10 +75,7 @@ def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidat
     if longest_share(job, stops) >= STOPS.share:
         changes.append(Scale(collections(job), np.array(0.0)))
         share = Figure(
-            "recorded collections of garbage, over the step",
-            longest_share(job, stops),
-            STOPS.share,
-            Unit.SHARE,
+            "recorded collections of garbage, over the step", longest_share(job, stops), STOPS.share, Unit.SHARE
         )
         figures.append(share)
         where = Place(workers=stopped_workers(job, stops))
@@ -173,12 +170,7 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
         cause.change,
         step_times=cause.without_s,
         extra_s=pause_s / every,
-        details={
-            "pause_s": pause_s,
-            "every_steps": every,
-            "sweep": sweep,
-            "assumes": "collections as long as now",
-        },
+        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep, "assumes": "collections as long as now"},
         cause=cause,
     )
 

@@ -77,12 +77,7 @@ def checkpoint_stalls(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
 
 
 def _effect(
-    job: PipelineSubject,
-    few: tuple[Worker, ...],
-    lost_s: Floats,
-    figures: tuple[Figure, ...],
-    *,
-    recorded: bool,
+    job: PipelineSubject, few: tuple[Worker, ...], lost_s: Floats, figures: tuple[Figure, ...], *, recorded: bool
 ) -> str:
     """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
     if few:

@@ -55,10 +55,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     for detector in used:
         with guarded(detector.kind):
             new = detector.find(without_experts if detector.beyond_experts else job)
-            candidates = [
-                *candidates,
-                *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new),
-            ]
+            candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):
             candidates = list(detector.review(job, candidates))

@@ -20,12 +20,7 @@ from tracekit.analysis.evidence.slow_workers import SMALLEST_STAGE_EXCESS, stage
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan, check_layers, layers_of
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.best_plans import (
-    OneLane,
-    StageModel,
-    best_split,
-    stage_model,
-)
+from tracekit.analysis.plans.best_plans import OneLane, StageModel, best_split, stage_model
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
