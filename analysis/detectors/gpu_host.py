@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.gpu_time import (
     GPU_TIME,
+    MOST_NAMES,
     MOST_OF_A_KIND,
     candidate,
     costly,
@@ -51,16 +51,6 @@ from tracekit.trace.gpu_recording import OF_TORCH
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
-
-
-class GpuHostThresholds(Struct, frozen=True):
-    """When work of the host of a GPU is named; see also `GPU_TIME`."""
-
-    #: Share of the recording of Python without a name. Chosen: nobody can act upon it.
-    unnamed_share: float = 0.05
-
-
-GPU_HOST = GpuHostThresholds()
 
 
 class SyncCalls(Detector):
@@ -200,8 +190,8 @@ class GpuAllocation(Detector):
         )
 
 
-#: So many functions before the first op are counted and, of these, told.
-_MOST_FUNCTIONS, _MOST_TOLD = 8, 3
+#: So many functions before the first op are told.
+_MOST_TOLD = 3
 
 
 #: Names of functions and modules, also if redacted, and of operators; others are annotations.
@@ -266,7 +256,7 @@ class PythonCode(Detector):
         """What the host does only before the first op of the GPU, but for waits and calls of the runtime."""
         work, reasons = host_time(job), (IdleReason.PYTHON, IdleReason.OPERATOR)
         only = (part for part in work.by_name(*reasons, key=_function) if in_head(job)[part.parts].all())
-        parts = [*islice(only, _MOST_FUNCTIONS)]
+        parts = [*islice(only, MOST_NAMES)]
         taken_s = sum(part.seconds for part in parts)
         if not parts or share_of(job, taken_s) < GPU_TIME.share:
             return
@@ -297,7 +287,7 @@ class PythonCode(Detector):
         unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
         parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
         taken_s = float(work.seconds[parts].sum())
-        if gpu.stacks or share_of(job, taken_s) < GPU_HOST.unnamed_share:
+        if gpu.stacks or share_of(job, taken_s) < GPU_TIME.unnamed_share:
             return
         tell = "no stack was recorded: record with_stack=True to see which functions it is"
         yield candidate(
@@ -310,9 +300,6 @@ class PythonCode(Detector):
             suggested_fix="record with_stack=True (torch.profiler) to see which functions take the time",
             bound=True,
         )
-
-
-_MOST_NAMES = 8
 
 
 class HostOperators(Detector):
@@ -338,7 +325,7 @@ class HostOperators(Detector):
         if share_of(job, taken_s) < GPU_TIME.share:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
-        names = tuple(part.name for part in named[:_MOST_NAMES])
+        names = tuple(part.name for part in named[:MOST_NAMES])
         more = f" and {len(named) - 1} more work" if len(named) > 1 else " works"
         at_most_s = float(np.max(work.steady_s[long] / work.pieces[long]))
         yield candidate(

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
@@ -47,15 +46,8 @@ from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
-
-class SlowComputeThresholds(Struct, frozen=True):
-    """Words on workers that compute slower; `evidence` decides which do."""
-
-    #: Factors that differ by less are one figure in a sentence. Chosen: only words follow.
-    alike: float = 0.03
-
-
-SLOW_COMPUTES = SlowComputeThresholds()
+#: Factors that differ by less are one figure in a sentence.
+_ALIKE = 0.03
 
 
 def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -373,7 +365,7 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
     factors = worker_factor(job)[hit] - 1 if alone is None else kind_factors(job, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    if 0 < high - low < SLOW_COMPUTES.alike:
+    if 0 < high - low < _ALIKE:
         size = f"about {(low + high) / 2:.0%}"
     grows = _growth(job, hit, alone)
     if alone is not None:
