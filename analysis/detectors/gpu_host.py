@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
-from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.detectors.gpu_time import GPU_TIME, MOST_OF_A_KIND, candidate, costly, on_each, plain, share_of
-from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.detectors.gpu_time import (
+    GPU_TIME,
+    MOST_NAMES,
+    MOST_OF_A_KIND,
+    candidate,
+    costly,
+    idle_s,
+    of_part,
+    on_each,
+    plain,
+    share_of,
+)
+from tracekit.analysis.detectors.late_rank import rank_behind
 from tracekit.analysis.evidence.gpu_losses import (
     HOST_TIME,
     computes_on_host,
@@ -41,16 +51,6 @@ from tracekit.trace.gpu_recording import OF_TORCH
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
-
-
-class GpuHostThresholds(Struct, frozen=True):
-    """When work of the host of a GPU is named; see also `GPU_TIME`."""
-
-    #: Share of the recording of Python without a name. Chosen: nobody can act upon it.
-    unnamed_share: float = 0.05
-
-
-GPU_HOST = GpuHostThresholds()
 
 
 class SyncCalls(Detector):
@@ -190,8 +190,8 @@ class GpuAllocation(Detector):
         )
 
 
-#: So many functions before the first op are counted and, of these, told.
-_MOST_FUNCTIONS, _MOST_TOLD = 8, 3
+#: So many functions before the first op are told.
+_MOST_TOLD = 3
 
 
 #: Names of functions and modules, also if redacted, and of operators; others are annotations.
@@ -256,7 +256,7 @@ class PythonCode(Detector):
         """What the host does only before the first op of the GPU, but for waits and calls of the runtime."""
         work, reasons = host_time(job), (IdleReason.PYTHON, IdleReason.OPERATOR)
         only = (part for part in work.by_name(*reasons, key=_function) if in_head(job)[part.parts].all())
-        parts = [*islice(only, _MOST_FUNCTIONS)]
+        parts = [*islice(only, MOST_NAMES)]
         taken_s = sum(part.seconds for part in parts)
         if not parts or share_of(job, taken_s) < GPU_TIME.share:
             return
@@ -287,7 +287,7 @@ class PythonCode(Detector):
         unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
         parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
         taken_s = float(work.seconds[parts].sum())
-        if gpu.stacks or share_of(job, taken_s) < GPU_HOST.unnamed_share:
+        if gpu.stacks or share_of(job, taken_s) < GPU_TIME.unnamed_share:
             return
         tell = "no stack was recorded: record with_stack=True to see which functions it is"
         yield candidate(
@@ -300,9 +300,6 @@ class PythonCode(Detector):
             suggested_fix="record with_stack=True (torch.profiler) to see which functions take the time",
             bound=True,
         )
-
-
-_MOST_NAMES = 8
 
 
 class HostOperators(Detector):
@@ -328,7 +325,7 @@ class HostOperators(Detector):
         if share_of(job, taken_s) < GPU_TIME.share:
             return
         named = list(work.by_name(IdleReason.OPERATOR, among=long))
-        names = tuple(part.name for part in named[:_MOST_NAMES])
+        names = tuple(part.name for part in named[:MOST_NAMES])
         more = f" and {len(named) - 1} more work" if len(named) > 1 else " works"
         at_most_s = float(np.max(work.steady_s[long] / work.pieces[long]))
         yield candidate(
@@ -474,39 +471,58 @@ def checkpoints_on_host(kind: str, job: RecordingSubject) -> Iterator[Candidate]
         return
     for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
         line = f" at {code_name(part.where)}" if part.where else ""
-        yield _written(
-            kind,
-            job,
-            Spent(IdleReason.CHECKPOINT, part.name, part.where, part.names, part.count, part.seconds),
-            work.less(part.parts),
-            f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}",
-        )
+        effect = f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}"
+        yield of_part(kind, job, part, IdleReason.CHECKPOINT, effect, **_WRITES)
     unnamed = unnamed_saves(job) & work.mask(IdleReason.PYTHON)
     taken_s = float(work.seconds[unnamed].sum())
     if share_of(job, taken_s) >= GPU_TIME.share:
         tell = "no stack was recorded: record with_stack=True to see whether it is a checkpoint"
-        yield _written(
+        yield candidate(
             kind,
             job,
             Spent(IdleReason.CHECKPOINT, "copies to the host", "", (), int(unnamed.sum()), taken_s, tell),
-            work.less(unnamed),
             f"tensors are copied to the host in a row, which then works {on_each(job, taken_s)} outside of any"
             " operator, as it does to write a checkpoint",
+            work.less(unnamed),
             bound=True,
+            **_WRITES,
         )
 
 
-def _written(
-    kind: str, job: RecordingSubject, spent: Spent, change: Intervention, effect: str, *, bound: bool = False
-) -> Candidate:
-    """The candidate of checkpoints that the training thread writes; copies from the GPU stay."""
-    return candidate(
-        kind, job, spent, effect, change,
-        bound=bound,
-        title="The GPU waits for checkpoints",
-        next_check="how long the write takes, and to which storage",
-        suggested_fix=(
-            "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory"
-            " and let a thread write; and write them less often"
-        ),
-    )  # fmt: skip
+#: What is said of checkpoints that the training thread writes; copies from the GPU stay.
+_WRITES = {
+    "title": "The GPU waits for checkpoints",
+    "next_check": "how long the write takes, and to which storage",
+    "suggested_fix": (
+        "write checkpoints in the background: torch.distributed.checkpoint.async_save, or copy to pinned memory and let"
+        " a thread write; and write them less often"
+    ),
+}
+
+
+def late_loader(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
+    """Yield the loader that the GPU waits for, from the recording of one rank."""
+    gpu = idle_gpu(job)
+    if gpu is None:
+        return
+    for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
+        waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(job.ranks)
+        single = "SingleProcess" in part.name
+        workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
+        yield of_part(
+            kind,
+            job,
+            part,
+            IdleReason.LOADER,
+            f"the GPU waits {share_of(job, waits_s):.0%} of the recording for {code_name(part.name)}",
+            title="The GPU waits for the data loader",
+            suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
+        )
+
+
+def collections_between_launches(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
+    """Yield the collections of garbage in the recording of one rank; none if none were recorded."""
+    advice = "gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps"
+    for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
+        effect = f"Python collects garbage for {on_each(job, part.seconds)} between launches"
+        yield of_part(kind, job, part, IdleReason.GC, effect, suggested_fix=advice)

@@ -44,6 +44,8 @@ class GpuTimeThresholds(Struct, frozen=True):
     share: float = 0.01
     #: The same of idle time that the recording does not explain. Chosen: it has no price.
     unseen_share: float = 0.05
+    #: The same of Python without a name. Chosen: nobody can act upon it.
+    unnamed_share: float = 0.05
 
 
 GPU_TIME = GpuTimeThresholds()
@@ -103,7 +105,6 @@ class SlowCopies(Detector):
 
 #: The operator of the reentrant kind, whose backward both repeats the forward and computes gradients.
 _REENTRANT = "CheckpointFunctionBackward"
-_MOST_RECOMPUTED = 8
 
 
 class Recompute(Detector):
@@ -181,9 +182,7 @@ def _longest(job: RecordingSubject, rows: Ints) -> tuple[str, ...]:
     named = job.ops.select("operator", "name", "duration")[rows]
     named = named.select(pl.coalesce("operator", "name").alias("operator"), "duration")
     totals = named.group_by("operator").agg(pl.col("duration").sum())
-    return tuple(
-        totals.sort("duration", "operator", descending=[True, False])["operator"].head(_MOST_RECOMPUTED).to_list()
-    )
+    return tuple(totals.sort("duration", "operator", descending=[True, False])["operator"].head(MOST_NAMES).to_list())
 
 
 def _kept_bytes(job: RecordingSubject, rows: Ints) -> float | None:
@@ -203,9 +202,6 @@ def _kept_bytes(job: RecordingSubject, rows: Ints) -> float | None:
         if inputs and op and not same and not op.endswith("_"):
             written[step] = written.get(step, 0.0) + (work_of(op, *msgspec.json.decode(inputs))[2] or 0.0)
     return max(written.values(), default=None)
-
-
-_MOST_NAMES = 8
 
 
 class StreamWaits(Detector):
@@ -248,7 +244,7 @@ class StreamWaits(Detector):
             gone = np.zeros(len(event), np.bool_)
             gone[edges] = True
             longest = edges[np.argsort(-waited_s[edges], kind="stable")]
-            names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:_MOST_NAMES]
+            names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:MOST_NAMES]
             then = ops["name"][int(graph.after[longest[0]])]
             yield candidate(
                 self.kind,
@@ -367,10 +363,7 @@ _RECORD_WAITS = (
 _RECORD_EARLIER = "record one step earlier, to see what the GPU still did; compare the clocks of host and GPU"
 #: Why nothing can be told, and what to record next.
 _SENTENCES = {
-    IdleReason.QUEUED: (
-        "the work was launched long before, and what it waited for is not recorded",
-        _RECORD_WAITS,
-    ),
+    IdleReason.QUEUED: ("the work was launched long before, and what it waited for is not recorded", _RECORD_WAITS),
     IdleReason.LAUNCH_LATENCY: ("the host had launched the work, and the GPU began it late", _RECORD_EARLIER),
     IdleReason.UNKNOWN: (
         "the launches of the next ops are not recorded",
@@ -380,7 +373,7 @@ _SENTENCES = {
 
 
 #: So many names are told.
-_MOST_WARMED_UP, _MOST_NAMES_IN_ALL = 3, 8
+_MOST_WARMED_UP = 3
 
 
 class WarmUp(Detector):
@@ -425,7 +418,7 @@ class WarmUp(Detector):
         change = Together((work.less_s(excess_s), work.faster_calls(called_s)))
         single = by_name[order[0]] > 0 and work.happens_once(name)
         spent = Spent(
-            reason, name, where, names[:_MOST_NAMES_IN_ALL], int((excess_s > 0).sum() + (called_s > 0).sum()), total_s,
+            reason, name, where, names[:MOST_NAMES], int((excess_s > 0).sum() + (called_s > 0).sum()), total_s,
             f"{name} occurs once: a later recording would tell whether it comes back" if single else None,
         )  # fmt: skip
         what = ", ".join(code_name(name) for name in names[:_MOST_WARMED_UP])
@@ -442,8 +435,8 @@ def first_launches(job: RecordingSubject) -> Ints:
     return number
 
 
-#: At most so many findings of one kind.
-MOST_OF_A_KIND = 3
+#: At most so many findings of one kind, and names in each.
+MOST_OF_A_KIND, MOST_NAMES = 3, 8
 
 
 def plain(text: str) -> str:
@@ -488,3 +481,11 @@ def candidate(
     ranks = len(job.ranks)
     spent = replace(spent, seconds=spent.seconds / ranks, count=round(spent.count / ranks))
     return Candidate(kind, Place(), effect, (figure,), confidence_from((figure,)), change, spent=spent, **more)
+
+
+def of_part(
+    kind: str, job: RecordingSubject, part: HostPart, reason: IdleReason, effect: str, **more: Any
+) -> Candidate:
+    """Return the candidate of host work, priced by taking it away. `more`: as of `candidate`."""
+    spent = Spent(reason, part.name, part.where, part.names, part.count, part.seconds)
+    return candidate(kind, job, spent, effect, host_time(job).less(part.parts), **more)

@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import polars as pl
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.rank_behind import RankBehind, rank_behind
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.computes import OTHER_WORK
-from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import data_waits_of, host_code_of, late_ranks, process_stops_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, data_loads, optimizers
 from tracekit.analysis.evidence.slow_workers import slow_workers, worker_factor
-from tracekit.analysis.evidence.subject import Cause, Subject, evidence
-from tracekit.analysis.fixes.plan import SPEED_OF_PEERS, Plan
-from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.evidence.subject import evidence
+from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.arrays import Bools
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.analysis.whatif.interventions import NoOverlap, Scale, ScaleDelays, Together, step_times
-from tracekit.base.text import code_name, ratio, seconds
-from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
+from tracekit.base.text import ratio, seconds
+from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.facts import Fact
-from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.model import OpKind
 
 
@@ -56,72 +51,37 @@ HOST = HostThresholds()
 _PROFILE_BESIDE_PEER = "profile {ranks} and a peer (torch.profiler, py-spy record): what comes before the collective"
 
 
-class SlowHostCode(Detector):
-    """The training thread of a worker takes longer between its ops than those of its peers.
-
-    Paper: ignores launch delays. tracekit compares what the script does between the ops of a worker (launch delays,
-    host work, the time between a forward and its backward) with its peers, beyond their noise and beyond what a worker
-    that computes slower takes longer there too, and reports the place in the step.
-    """
-
-    kind = "slow-host-code"
-    title = "Host code of a worker takes longer than its peers'"
-    signature = "one worker is late at the same place of each step, with nothing recorded before that it waited for"
-    refuted_by = "a CPU profile of the rank shows the same time at that place as one of its peers"
-    next_check = (
-        "a CPU profile of the rank's training thread at that place (py-spy record): user code, logging, evaluation,"
-        " data preparation; run queue and steal of its cores"
+def slow_code(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield workers whose training thread takes longer between their ops than those of their peers."""
+    code, slow = host_code_of(job), slow_host_code(job)
+    if not slow.any():
+        return
+    hit = np.asarray(slow.any(axis=1))
+    by_place = code.beyond_s(slow).reshape(len(code.places), -1)
+    worst = int(by_place.sum(axis=0).argmax())
+    longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
+    most = "" if by_place[place, worst] > HOST.one_place_share * longer_s else "mostly "
+    stage, dp_index = divmod(worst, hit.shape[1])
+    # Its level, not its scatter: chance has already been ruled out.
+    by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / job.unchanged_s, 1.0)
+    episodes = code.episodes
+    figures = (
+        Figure("longer than its peers, over the step", longer_s / job.unchanged_s, HOST.code_share, Unit.SHARE),
+        Figure("more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS),
     )
-    suggested_fix = (
-        "record the training thread of {ranks} (py-spy record), and move what runs only there off that thread:"
-        " logging, evaluation, data preparation"
+    effect = f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}"
+    seen = job.shows(Fact.COMPUTE)
+    yield Candidate(
+        kind,
+        Place(workers=job.workers_where(hit)),
+        effect if seen else f"it comes to the collective {seconds(longer_s)} after its peers",
+        figures,
+        confidence_from(figures),
+        code.as_peers(slow),
+        by_step,
+        title=None if seen else "Rank is late to collectives",
+        suggested_fix=None if seen else _PROFILE_BESIDE_PEER,
     )
-    part = "host"
-    repair = Repair("speed-up-host-code", "Make the host code as fast as that of its peers", SPEED_OF_PEERS)
-
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        late = rank_behind(job, Part.HOST)
-        if late is not None:
-            effect = (
-                f"its host works {seconds(late.spent_s)} between calls, {seconds(late.usual_s)} on its peers"
-                f"{_most_of_it(late)}"
-            )
-            yield late.candidate(self.kind, effect)
-        yield from self._workers(job)
-
-    @only_in(PipelineSubject)
-    def _workers(self, job: PipelineSubject) -> Iterator[Candidate]:
-        code, slow = host_code_of(job), slow_host_code(job)
-        if not slow.any():
-            return
-        hit = np.asarray(slow.any(axis=1))
-        by_place = code.beyond_s(slow).reshape(len(code.places), -1)
-        worst = int(by_place.sum(axis=0).argmax())
-        longer_s, place = float(by_place[:, worst].sum()), int(by_place[:, worst].argmax())
-        most = "" if by_place[place, worst] > HOST.one_place_share * longer_s else "mostly "
-        stage, dp_index = divmod(worst, hit.shape[1])
-        # Its level, not its scatter: chance has already been ruled out.
-        by_step = np.where(slow[stage, :, dp_index], 1 + longer_s / job.unchanged_s, 1.0)
-        episodes = code.episodes
-        figures = (
-            Figure("longer than its peers, over the step", longer_s / job.unchanged_s, HOST.code_share, Unit.SHARE),
-            Figure(
-                "more likely slow than by chance", float(episodes.nats[hit.ravel()].min()), episodes.needed, Unit.NATS
-            ),
-        )
-        effect = f"host code takes {seconds(longer_s)} longer than that of its peers, {most}{code.places[place]}"
-        seen = job.shows(Fact.COMPUTE)
-        yield Candidate(
-            self.kind,
-            Place(workers=job.workers_where(hit)),
-            effect if seen else f"it comes to the collective {seconds(longer_s)} after its peers",
-            figures,
-            confidence_from(figures),
-            code.as_peers(slow),
-            by_step,
-            title=None if seen else "Rank is late to collectives",
-            suggested_fix=None if seen else _PROFILE_BESIDE_PEER,
-        )
 
 
 def slow_host_code(job: PipelineSubject) -> Bools:
@@ -133,156 +93,43 @@ def slow_host_code(job: PipelineSubject) -> Bools:
     return np.asarray(host_code_of(job).slow(HOST.code_share) & ~(process_stops_s(job) > 0))
 
 
-def _most_of_it(late: RankBehind) -> str:
-    """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
-    ops = late.job.ops
-    if not {"operator", "phase"} <= set(ops.columns):
-        return ""
-    named = [name for name in ("outer", "operator", "phase") if name in ops.columns]
-    host = ops.select("rank", "duration", *named).filter(late.behind.ops)
-    operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
-    key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
-    own, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
-    excess = (
-        host.with_columns(key)
-        .group_by("phase", "operator")
-        .agg(more=pl.col("duration").filter(own).sum() - pl.col("duration").filter(~own).sum() / others)
-        .sort("more", "phase", "operator", descending=[True, False, False])
-    )
-    first = excess.row(0, named=True)
-    return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'])})"
+def launches_and_code(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield launch delays and host work between ops, but for those of single workers, if they are costly."""
+    change = host_code_of(job).none_but_beyond(slow_host_code(job))
+    share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
+    if share < HOST.launches_share:
+        return
+    figures = (Figure("launch delays and host work, over the step", share, HOST.launches_share, Unit.SHARE),)
+    effect = f"launch delays and host work between ops take {share:.0%} of the step"
+    yield Candidate(kind, Place(), effect, figures, confidence_from(figures), change)
 
 
-class HostBound(Detector):
-    """Launch delays and host work between ops: Python or kernel launches cannot keep up with the GPUs.
-
-    Paper: as for late data; above 5 %, the job's replay is not trusted. tracekit names it if it takes at least 4 % of
-    the step, not counting waits for data and what single workers take longer than their peers.
-    """
-
-    kind = "host-bound-launch"
-    title = "The host cannot keep up: launch delays and host work between ops"
-    signature = "launch delays and host work between ops that together make up a large share of the step"
-    refuted_by = "CUDA graphs or larger microbatches leave the gaps as they are"
-    next_check = "a CPU profile of the launching thread; host: run queue, steal, CPU frequency; gaps in a Kineto trace"
-    suggested_fix = (
-        "launch less: CUDA graphs or torch.compile(mode='reduce-overhead'), no .item() or logging within the step; pin"
-        " the launching threads to cores"
-    )
-    part = "host"
-    loss = LossKind.HOST
-    explains_delays = False  # its whole signature is launch delays, and waits that the graph lacks look the same
-    repair = Repair(
-        "hide-launch-delays", "Remove launch delays and host work between ops", assumes="all launch delays go"
-    )
-
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        yield from self._in_recording(job)
-        yield from self._in_pipeline(job)
-
-    @only_in(RecordingSubject)
-    def _in_recording(self, job: RecordingSubject) -> Iterator[Candidate]:
-        from tracekit.analysis.detectors.gpu_host import launch_bound  # which a pipeline does not need
-
-        return launch_bound(self.kind, job)
-
-    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
-        """See `Detector.fixes`. Of one GPU, the price is that of a graph."""
-        for plan in super().fixes(job, finding):
-            graph = {"assumes": "one launch for all kernels"}
-            yield plan if finding.spent is None else structs.replace(plan, details=graph)
-
-    @only_in(PipelineSubject)
-    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
-        change = host_code_of(job).none_but_beyond(slow_host_code(job))
-        share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
-        if share < HOST.launches_share:
-            return
-        figures = (Figure("launch delays and host work, over the step", share, HOST.launches_share, Unit.SHARE),)
-        effect = f"launch delays and host work between ops take {share:.0%} of the step"
-        yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change)
-
-
-class LateData(Detector):
-    """A step waits for its data.
-
-    Paper: excludes launch delays from the replay, and discards jobs in which they exceed 5 % of the step. tracekit
-    keeps them per op: delays of the first forwards, and of the first gathering of parameters, are data loading, priced
-    by a replay without them. If the loading itself was recorded, its duration is the wait, and a delay after it has
-    another cause.
-    """
-
-    kind = "late-data-loading"
-    title = "Steps wait for their data"
-    signature = "long data loading, or a launch delay before the first ops where loading was not recorded"
-    refuted_by = "the delay stays when the loader's workers and prefetch depth are doubled"
-    next_check = "the loader's queue depth at the start of a step; host: PSI io, page cache, storage latency"
-    suggested_fix = (
-        "raise num_workers and prefetch_factor of the data loader on {ranks} until steps no longer wait for it; if that"
-        " does not help, see to the storage that it reads from"
-    )
-    part = "data-loading"
-    loss = LossKind.INPUT
-    repair = Repair("prefetch-data", "Prefetch data, so that no forward waits for it")
-
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(job)
-        late = rank_behind(job, Part.INPUT)
-        if late is not None:
-            effect = f"waits {seconds(late.spent_s)} for its data loader, its peers {seconds(late.usual_s)}"
-            yield late.candidate(self.kind, effect)
-        yield from self._before_steps(job)
-
-    @only_in(RecordingSubject)
-    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
-        """The loader that the GPU waits for, from the recording of one rank."""
-        from tracekit.analysis.detectors.gpu_time import candidate, costly, idle_s, share_of
-        from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
-
-        gpu = idle_gpu(job)
-        if gpu is None:
-            return
-        for part in costly(job, host_time(job).by_name(IdleReason.LOADER)):
-            waits_s = idle_s(gpu, part.names, (IdleReason.LOADER,)) * len(job.ranks)
-            spent_on = Spent(IdleReason.LOADER, part.name, part.where, part.names, part.count, part.seconds)
-            single = "SingleProcess" in part.name
-            workers = "its name says that it has none: give it num_workers" if single else "more num_workers"
-            yield candidate(
-                self.kind,
-                job,
-                spent_on,
-                f"the GPU waits {share_of(job, waits_s):.0%} of the recording for {code_name(part.name)}",
-                host_time(job).less(part.parts),
-                title="The GPU waits for the data loader",
-                suggested_fix=f"let the loader work ahead ({workers}, prefetch_factor), with pin_memory=True",
-            )
-
-    @only_in(PipelineSubject)
-    def _before_steps(self, job: PipelineSubject) -> Iterator[Candidate]:
-        data = data_waits_of(job)
-        if not any(wait.late.any() for wait in data.waits):
-            return
-        where = _where_late(job)
-        cells = _cells_of(job, where)[:, None, None]
-        late = [wait.late & cells for wait in data.waits]
-        waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, data.waits, strict=True)]
-        worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
-        name = "delay before the first ops" if data_loads(job).empty else "data loading of the worst DP rank"
-        figures = (Figure(name, float(worst.mean()), data.least_s, Unit.SECONDS),)
-        scale = Scale if data.recorded else ScaleDelays
-        change = Together(
-            tuple(
-                scale(wait.ops, np.where(waits_s > 0, data.usual_s / safe(waits_s), 1.0))
-                for wait, waits_s in zip(data.waits, waited, strict=True)
-            )
+def late_data(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield data that comes late, by launch delays before the first ops or by recorded loading."""
+    data = data_waits_of(job)
+    if not any(wait.late.any() for wait in data.waits):
+        return
+    where = _where_late(job)
+    cells = _cells_of(job, where)[:, None, None]
+    late = [wait.late & cells for wait in data.waits]
+    waited = [np.where(late_here, wait.waits_s, 0.0) for late_here, wait in zip(late, data.waits, strict=True)]
+    worst = np.sum([waits_s.sum(axis=1) for waits_s in waited], axis=0).max(axis=(0, 2))
+    name = "delay before the first ops" if data_loads(job).empty else "data loading of the worst DP rank"
+    figures = (Figure(name, float(worst.mean()), data.least_s, Unit.SECONDS),)
+    scale = Scale if data.recorded else ScaleDelays
+    change = Together(
+        tuple(
+            scale(wait.ops, np.where(waits_s > 0, data.usual_s / safe(waits_s), 1.0))
+            for wait, waits_s in zip(data.waits, waited, strict=True)
         )
-        series = 1 + worst / job.unchanged_s
-        mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
-        by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
-        few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
-        changing = ", on changing ranks" if few and where == Place() else ""
-        effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
-        yield Candidate(self.kind, where, effect, figures, confidence_from(figures), change, series)
+    )
+    series = 1 + worst / job.unchanged_s
+    mean, longest = seconds(float(worst.mean())), seconds(float(worst.max()))
+    by_rank = np.logical_or.reduce([late_here.any(axis=(0, 1)) for late_here in late])
+    few = by_rank.shape[1] > 1 and 2 * by_rank.sum() <= by_rank.any(axis=1).sum() * by_rank.shape[1]
+    changing = ", on changing ranks" if few and where == Place() else ""
+    effect = f"data comes {mean} late on average, {longest} in the worst step{changing}"
+    yield Candidate(kind, where, effect, figures, confidence_from(figures), change, series)
 
 
 def _cells_of(job: PipelineSubject, where: Place) -> Bools:

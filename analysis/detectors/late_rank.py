@@ -1,15 +1,21 @@
-"""Ranks of an op graph that are late, or that all wait because every stream shares one launch queue."""
+"""Ranks of an op graph for which the others wait, at what these are behind their peers; and what holds up all alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.exchanges import at_pace, culprit_of
+from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, even_pace
 from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.subject import Subject, evidence
+from tracekit.analysis.gpu.behind import Behind
+from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE
 from tracekit.analysis.gpu.times import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
@@ -187,3 +193,171 @@ def _leaves_room(job: GraphSubject) -> Bools:
         blocks = recording.gpu_ops.select(grid_blocks()).to_series().fill_null(0).to_numpy()
         room[np.flatnonzero(job.ops["role"].eq("gpu").to_numpy())] = blocks < recording.multiprocessors
     return room
+
+
+class RankBehind(Struct, frozen=True, eq=False):
+    """A rank, and where it is behind its peers. `spent_s`, `ops`: its seconds and ops in that part of its time;
+    `usual_s`, `usual_ops`: the median of its peers.
+    """
+
+    job: GraphSubject
+    rank: int
+    behind: Behind
+    spent_s: float
+    usual_s: float
+    ops: int
+    usual_ops: int
+
+    def candidate(self, kind: str, effect: str, *figures: Figure, freed: bool = False) -> Candidate:
+        """Return the finding that makes it late. `freed`: without the calls in which it waits for its GPU and its
+        peers do not.
+        """
+        job, behind = self.job, self.behind
+        share = Figure(f"longer than its peers, over the {job.whole}", behind.saved_s / job.recorded_s, 0.0, Unit.SHARE)
+        return Candidate(
+            kind,
+            Place(ranks=(self.rank,)),
+            effect,
+            (share, *figures),
+            1 - LARGEST_CHANCE,
+            at_pace(job, self.rank, behind.ops, freed=freed),
+            series=None if job.recorded is not None else 1 + behind.saved_each_s / job.unchanged_s,
+            excess=self.spent_s / self.usual_s - 1 if self.usual_s else None,
+        )
+
+
+def rank_behind(job: Subject, part: Part) -> RankBehind | None:
+    """Return the rank that the others wait for, if it is behind them in this part of its time."""
+    ranks = _ranks_behind(job)
+    return None if ranks is None else ranks.get(part)
+
+
+@evidence(GraphSubject)
+def _ranks_behind(job: GraphSubject) -> dict[Part, RankBehind]:
+    culprit = culprit_of(job)
+    return {} if culprit is None else {behind.part: _of(job, culprit.rank, behind) for behind in culprit.behind}
+
+
+def _of(job: GraphSubject, rank: int, behind: Behind) -> RankBehind:
+    ops = job.ops.select("rank", "duration").filter(behind.ops)
+    total = ops.group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
+    own, peers = (total.filter(pl.col("rank").eq(rank) == itself) for itself in (True, False))
+    usual_s, usual = (float(np.median(peers[name].to_numpy())) if peers.height else 0.0 for name in ("seconds", "ops"))
+    return RankBehind(job, rank, behind, float(own["seconds"].sum()), usual_s, int(own["ops"].sum()), round(usual))
+
+
+class Compared(NamedTuple):
+    """`behind`: the rank. `op`: what its ops are called: "kernel" in a recording. `ratio`: how many times as long it
+    takes at the ops that all ranks have. `own`, `own_s`: the number of ops that not all peers have, and the seconds
+    that they take; `uneven`: whether these make it late.
+    """
+
+    behind: RankBehind
+    op: str
+    ratio: float
+    own: int
+    own_s: float
+    uneven: bool
+
+
+@evidence(GraphSubject)
+def compared(job: GraphSubject) -> Compared | None:
+    """Compare the computes of the rank that stands out with those of its peers; None if it is not behind in them."""
+    late = rank_behind(job, Part.COMPUTE)
+    if late is None:
+        return None
+    peer = next((name for name in ("peer", "kind", "name") if name in job.ops.columns), "rank")
+    ops = job.ops.with_columns(duration=pl.Series(even_pace(job).cost)).filter(late.behind.ops)
+    ranks = ops["rank"].n_unique()
+    shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
+    common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
+    (own_s, theirs), (extra, usual) = (_mine_and_usual_s(part, late.rank, ranks) for part in (common, own))
+    return Compared(
+        behind=late,
+        op=job.op_noun,
+        ratio=own_s / theirs if theirs else 1.0,
+        own=own.filter(rank=late.rank).height,
+        own_s=extra,
+        uneven=extra - usual > own_s - theirs,
+    )
+
+
+def _mine_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, float]:
+    """Return what a rank spent on these ops, and its peers in the mean, seconds."""
+    itself = pl.col("rank") == rank
+    own_s, theirs = (float(ops.filter(which)["duration"].sum()) for which in (itself, ~itself))
+    return own_s, theirs / max(ranks - 1, 1)
+
+
+def _most_of_it(late: RankBehind) -> str:
+    """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
+    ops = late.job.ops
+    if not {"operator", "phase"} <= set(ops.columns):
+        return ""
+    named = [name for name in ("outer", "operator", "phase") if name in ops.columns]
+    host = ops.select("rank", "duration", *named).filter(late.behind.ops)
+    operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
+    key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
+    own, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
+    excess = (
+        host.with_columns(key)
+        .group_by("phase", "operator")
+        .agg(more=pl.col("duration").filter(own).sum() - pl.col("duration").filter(~own).sum() / others)
+        .sort("more", "phase", "operator", descending=[True, False, False])
+    )
+    first = excess.row(0, named=True)
+    return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'])})"
+
+
+#: Of kinds of findings on a rank that is behind in one part of its time: the part, and what the rank does.
+_PARTS: Mapping[str, tuple[Part, Callable[[RankBehind], str]]] = {
+    "slow-nic": (
+        Part.TRANSFERS,
+        lambda _: "its transfers take longer than those of its peers once all ranks are there",
+    ),
+    "late-data-loading": (
+        Part.INPUT,
+        lambda late: f"waits {seconds(late.spent_s)} for its data loader, its peers {seconds(late.usual_s)}",
+    ),
+    "slow-host-code": (
+        Part.HOST,
+        lambda late: (
+            f"its host works {seconds(late.spent_s)} between calls, {seconds(late.usual_s)} on its peers"
+            f"{_most_of_it(late)}"
+        ),
+    ),
+    "python-gc": (
+        Part.GC,
+        lambda late: f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}",
+    ),
+}
+
+
+def behind_in_a_part(kind: str, job: GraphSubject) -> Iterator[Candidate]:
+    """Yield the rank that the others wait for, if it is behind in the part of its time that this kind is about."""
+    part, effect = _PARTS[kind]
+    late = rank_behind(job, part)
+    if late is not None:
+        yield late.candidate(kind, effect(late))
+
+
+def slower_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
+    """Yield the rank that takes longer than its peers at the computes that all of them have."""
+    computes = compared(job)
+    if computes is not None and not computes.uneven:
+        effect = f"its {computes.op}s take {computes.ratio:.2f} times as long as the same ones of its peers"
+        figure = Figure("time over that of its peers", computes.ratio, 0.0, Unit.FACTOR)
+        yield computes.behind.candidate(kind, effect, figure)
+
+
+def more_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
+    """Yield the rank that is late because it has computes that not all peers have."""
+    computes = compared(job)
+    if computes is not None and computes.uneven:
+        extra = f"{computes.own:,} {computes.op}s ({seconds(computes.own_s)})"
+        yield replace(
+            computes.behind.candidate(kind, f"runs {extra} of shapes or counts that not all peers have"),
+            title="A rank has more work than the others",
+            next_check=f"which {computes.op}s only this rank runs, and the shapes of their input",
+            suggested_fix="give {ranks} the same work as its peers: shapes of its input, layers, experts",
+        )

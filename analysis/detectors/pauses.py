@@ -1,21 +1,25 @@
-"""Computes prolonged by a fixed time: garbage collection, and processes that are stopped."""
+"""Training threads that do not run: garbage collection, processes that are stopped, waits for a processor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
-from tracekit.analysis.detectors.rank_behind import rank_behind
+from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
 from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
-from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
-from tracekit.analysis.evidence.off_cpu import without_stops
+from tracekit.analysis.evidence.off_cpu import (
+    WAITS,
+    without_core_waits,
+    without_stops,
+)
 from tracekit.analysis.evidence.pipeline_subject import (
     PipelineSubject,
     all_ops,
@@ -25,16 +29,15 @@ from tracekit.analysis.evidence.pipeline_subject import (
     data_loads,
     host_work,
 )
+from tracekit.analysis.evidence.slow_workers import busy_s
 from tracekit.analysis.evidence.subject import Cause, Subject, evidence
 from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.gpu.gpu_times import Part
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import seconds
-from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
-from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.model import OpKind
+from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Unit, confidence_from
+from tracekit.trace.model import OpKind, Worker
 
 
 class PauseThresholds(Struct, frozen=True):
@@ -66,112 +69,61 @@ def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     return bool(cells) and all((stops[stage, :, at] > 0).mean() >= PAUSES.every_step_share for stage, at in cells)
 
 
-class GarbageCollection(Detector):
-    """Python's garbage collector stops a worker between its ops or during a forward.
+def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield recorded collections of garbage together with pauses of forwards that spare backwards."""
+    changes: list[Intervention] = []
+    figures: list[Figure] = []
+    effects: list[str] = []
+    stops = stops_s(job, collections(job))
+    where = Place()
+    if longest_share(job, stops) >= STOPS.share:
+        changes.append(Scale(collections(job), np.array(0.0)))
+        share = Figure(
+            "recorded collections of garbage, over the step", longest_share(job, stops), STOPS.share, Unit.SHARE
+        )
+        figures.append(share)
+        where = Place(workers=stopped_workers(job, stops))
+        effects.append(
+            f"Python's garbage collection takes {share.value:.0%} of the step"
+            if where.workers
+            else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
+        )
+    pause = pauses_in_forwards(job)
+    if pause is not None:
+        long = pause > 0
+        factor = np.ones_like(pause)
+        factor[long] = 1 - pause[long] / job.table.grid[long]
+        changes.append(Scale(job.table, factor))
+        paused = long[FORWARD].any(axis=(1, 2, 3))
+        figures += [
+            Figure("paused forwards", int(long[FORWARD].sum()), PAUSES.fewest_in_forwards),
+            Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
+        ]
+        effects.append(
+            f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
+            " which points to Python's garbage collector"
+        )
+        if not stops.any():
+            only = job.workers_where(paused) if paused.sum() == 1 else ()
+            where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
+    if changes:
+        series = None if pause is None else _usual_pause(job, pause)
+        yield Candidate(
+            kind,
+            where,
+            "; ".join(effects),
+            tuple(figures),
+            confidence_from(tuple(figures[:1])),
+            Together(tuple(changes)),
+            series,
+            every_step=_in_every_step(job, stops, where),
+        )
 
-    Paper: pauses hit forwards only (backwards are launched from C++), on different workers at different steps, and can
-    get longer over time; found by hand. tracekit names collections that were recorded as ops, and pauses of forwards
-    that spare backwards too often for chance (see `evidence.pauses`).
-    """
 
-    kind = "python-gc"
-    title = "Python garbage collection stops workers"
-    signature = (
-        "recorded collections; or single long forwards, on other workers each time, whose backwards are not long"
-    )
-    refuted_by = "pauses also in backwards, or at the same microbatch on all workers"
-    next_check = "gc.callbacks with a timer, or gc.freeze() and gc.disable() for a hundred steps: do the pauses go?"
-    suggested_fix = "call gc.disable() on all ranks, then gc.collect() on all of them in the same step, every N steps"
-    part = "python-gc"
-    loss = LossKind.STALLS
-    stragglers_where_few = True
-    by_chance = True
-    repair = Repair("planned-gc", "Collect garbage on all ranks in the same steps", "none in other steps")
-
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        yield from self._in_one_gpu(job)
-        late = rank_behind(job, Part.GC)
-        if late is not None:
-            effect = f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}"
-            yield late.candidate(self.kind, effect)
-        yield from self._in_pipeline(job)
-
-    @only_in(RecordingSubject)
-    def _in_one_gpu(self, job: RecordingSubject) -> Iterator[Candidate]:
-        """The collections in the recording of one rank; none if none were recorded."""
-        from tracekit.analysis.detectors.gpu_time import candidate, costly, on_each
-        from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
-
-        for part in costly(job, host_time(job).by_name(IdleReason.GC)) if idle_gpu(job) else ():
-            yield candidate(
-                self.kind,
-                job,
-                Spent(IdleReason.GC, part.name, part.where, part.names, part.count, part.seconds),
-                f"Python collects garbage for {on_each(job, part.seconds)} between launches",
-                host_time(job).less(part.parts),
-                suggested_fix="gc.freeze() after the model is built, gc.disable(), and gc.collect() every N steps",
-            )
-
-    @only_in(PipelineSubject)
-    def _in_pipeline(self, job: PipelineSubject) -> Iterator[Candidate]:
-        changes: list[Intervention] = []
-        figures: list[Figure] = []
-        effects: list[str] = []
-        stops = stops_s(job, collections(job))
-        where = Place()
-        if longest_share(job, stops) >= STOPS.share:
-            changes.append(Scale(collections(job), np.array(0.0)))
-            share = Figure(
-                "recorded collections of garbage, over the step",
-                longest_share(job, stops),
-                STOPS.share,
-                Unit.SHARE,
-            )
-            figures.append(share)
-            where = Place(workers=stopped_workers(job, stops))
-            effects.append(
-                f"Python's garbage collection takes {share.value:.0%} of the step"
-                if where.workers
-                else f"ranks collect garbage, the worst for {share.value:.0%} of the step, and wait for each other"
-            )
-        pause = pauses_in_forwards(job)
-        if pause is not None:
-            long = pause > 0
-            factor = np.ones_like(pause)
-            factor[long] = 1 - pause[long] / job.table.grid[long]
-            changes.append(Scale(job.table, factor))
-            paused = long[FORWARD].any(axis=(1, 2, 3))
-            figures += [
-                Figure("paused forwards", int(long[FORWARD].sum()), PAUSES.fewest_in_forwards),
-                Figure("longest pause", float(pause.max()), 0.0, Unit.SECONDS),
-            ]
-            effects.append(
-                f"{figures[-2].value:,.0f} forwards pause, up to {seconds(figures[-1].value)}, and no backwards,"
-                " which points to Python's garbage collector"
-            )
-            if not stops.any():
-                only = job.workers_where(paused) if paused.sum() == 1 else ()
-                where = Place(workers=only or stopped_workers(job, pause[FORWARD].sum(axis=(1, 2))))
-        if changes:
-            series = None if pause is None else _usual_pause(job, pause)
-            yield Candidate(
-                self.kind,
-                where,
-                "; ".join(effects),
-                tuple(figures),
-                confidence_from(tuple(figures[:1])),
-                Together(tuple(changes)),
-                series,
-                every_step=_in_every_step(job, stops, where),
-            )
-
-    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
-        """Collect garbage on all ranks in the same steps, at an interval that costs little."""
-        pauses_s = _pauses_s(job)
-        if pauses_s is None:
-            yield from super().fixes(job, finding)
-        else:
-            yield _planned(job, finding, float(pauses_s.mean()))
+def planned_collections(job: Subject, finding: Cause) -> Iterator[Plan] | None:
+    """Collect garbage on all ranks in the same steps, at an interval that costs little; None for other jobs."""
+    pauses_s = _pauses_s(job)
+    return None if pauses_s is None else iter((_planned(job, finding, float(pauses_s.mean())),))
 
 
 def pauses_in_forwards(job: PipelineSubject) -> Floats | None:
@@ -222,12 +174,7 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
         cause.change,
         step_times=cause.without_s,
         extra_s=pause_s / every,
-        details={
-            "pause_s": pause_s,
-            "every_steps": every,
-            "sweep": sweep,
-            "assumes": "collections as long as now",
-        },
+        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep, "assumes": "collections as long as now"},
         cause=cause,
     )
 
@@ -400,3 +347,131 @@ class ProcessPauses(Detector):
             title="The process of a worker is stopped again and again",
             excess=share / (1 - share),
         )
+
+
+#: Waits are followed over at most so many spans of steps.
+MOST_SPANS = 48
+#: Found in computes and optimizers without the waits of each step, where these are known.
+WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
+
+
+class BusyCores(Detector):
+    """Training threads are ready to run but have no processor: more is running on the host than it has cores for.
+
+    Paper: not seen, because the kernel was not asked. `tracekit collect` asks it once per step how long the training
+    thread waited in the run queue. The wait is assumed to affect all of a worker's own activity in proportion, or,
+    where the waits of each step are known, what is longer in that step than in others.
+    """
+
+    kind = "busy-cores"
+    title = "Training threads wait for a processor"
+    signature = "the kernel counts time in which the training threads of a host were ready to run and had no core"
+    refuted_by = "the waits stay with nothing else on the host and one core for each training thread"
+    next_check = (
+        "top, and the CPU limit of the container (cpu.stat: nr_throttled); OMP_NUM_THREADS and loader workers times"
+        " ranks against the cores; other jobs on the host"
+    )
+    suggested_fix = (
+        "lower OMP_NUM_THREADS and the number of loader workers on {hosts} until all threads have a core; raise the CPU"
+        " limit if cpu.stat shows nr_throttled"
+    )
+    part_of_machine = "process"
+    loss = LossKind.HOST
+    lost_to = "are lost to busy cores"
+    repair = Repair("free-cores", "Give each training thread a core of its own", "a core for each training thread")
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        waits_s, step_s = run_queue_s(job), job.recorded_s
+        if not waits_s.any():
+            return
+        workers: defaultdict[str, list[Worker]] = defaultdict(list)
+        for worker, host in job.hosts.items():
+            if worker.dp_rank in job.dp_index:
+                workers[host].append(worker)
+        cells = {host: job.cells_of(workers[host]) for host in sorted(workers)}
+        busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
+        if not busy:
+            return
+        waiting = np.any([cells[host] for host in busy], axis=0)
+        wait_s, longest_s = float(waits_s[waiting].mean()), float(waits_s[waiting].max())
+        figures = (
+            Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
+            Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
+        )
+        on = "" if len(busy) == 1 else f" on {len(busy):,} hosts"
+        effect = f"training threads{on} wait {seconds(wait_s)} of each step for a processor"
+        if seconds(longest_s) != seconds(wait_s):
+            effect += f", one of them {seconds(longest_s)}"
+        change = without_run_queue(job, waiting)
+        where = Place(host=busy[0]) if len(busy) == 1 else Place()
+        slowest = job.worker(*divmod(int(np.where(waiting, waits_s, -1.0).argmax()), waits_s.shape[1]))
+        time, excess = _course(job, slowest)
+        yield Candidate(
+            self.kind,
+            where,
+            effect,
+            figures,
+            confidence_from(figures),
+            change,
+            time=time,
+            excess=excess,
+            slowest=slowest,
+        )
+
+    def review(self, job: PipelineSubject, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Make candidates less sure by the share of their price that goes with the waits for a processor.
+
+        A thread without a processor is slow at whatever it does. A candidate gives way to busy cores that explain most
+        of it.
+        """
+        if not run_queue_s(job).any():
+            return candidates
+        free = without_run_queue(job, np.ones(run_queue_s(job).shape, np.bool_))
+        busy = any(candidate.kind == self.kind for candidate in candidates)
+        remaining = []
+        for candidate in candidates:
+            share = 0.0
+            if candidate.change is not None and candidate.kind != self.kind:
+                share = job.explained(candidate.change, free)
+            beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
+            if not busy or beyond_waits or share < FINDINGS.most_of_price:
+                figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)
+                figures = (*candidate.evidence, figure) if round(share, 2) else candidate.evidence
+                sure = candidate.confidence * (1 - share)
+                remaining.append(structs.replace(candidate, evidence=figures, confidence=sure))
+        return remaining
+
+
+def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, float]:
+    """Since when a worker waits for a processor, None if not since a step within the trace; and how much longer it
+    takes then than before, 0.4 = 40 %.
+
+    A thread without a processor waits in some of many short steps, so steps are taken together.
+    """
+    hit, steps, recorded_s = job.cells_of([worker]), job.steps, job.attribution.recorded
+    if job.computes.queued_s is None:
+        return None, _longer(float(run_queue_s(job)[hit].item()) / job.recorded_s)
+    waits_s = job.computes.queued_s.transpose(0, 2, 1)[hit][0]
+    first = np.unique(np.linspace(0, len(steps), MOST_SPANS, endpoint=False).astype(int))
+    shares = np.add.reduceat(waits_s, first) / safe(np.add.reduceat(recorded_s, first))
+    time = pattern_of_series(1 + shares, steps[first].tolist())
+    on = np.asarray(steps >= (steps[0] if time.since_step is None else time.since_step))
+    share, usual = (float(waits_s[part].sum() / safe(recorded_s[part].sum())) for part in (on, ~on))
+    if time.since_step is None or share < usual:
+        return None, _longer(float(waits_s.sum() / safe(recorded_s.sum())))
+    return time, _longer(share, usual)
+
+
+def _longer(share: float, usual: float = 0.0) -> float:
+    """How much longer work takes that waits for this share of the time, and usually for that one."""
+    return (share - usual) / (1 - min(share, WAITS.share))
+
+
+def without_run_queue(job: PipelineSubject, workers: Bools) -> Intervention:
+    """The job in which the workers `here`, [stages, dp_ranks], never wait for a processor."""
+    if job.computes.queued_s is not None:
+        waits_s = np.where(workers[:, None], job.computes.queued_s, 0.0)
+        return without_core_waits(computing(job), job.replay.durations.cost, waits_s)
+    share = 1 - np.minimum(run_queue_s(job) / safe(busy_s(job)), WAITS.share)
+    factor = np.where(workers, share, 1.0)[:, None, None, :]
+    return Together((Scale(computing(job), factor), ScaleDelays(computing(job), factor)))

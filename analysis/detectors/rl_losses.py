@@ -101,10 +101,7 @@ class Queueing(_LossOfStep):
 
 
 class Tail(_LossOfStep):
-    """A few long responses keep a generation from ending.
-
-    Paper: no signature; its jobs are of pre-training.
-    """
+    """A few long responses keep a generation from ending. Paper: no signature; its jobs are of pre-training."""
 
     kind = "tail"
     loss = LossKind.TAIL
@@ -150,10 +147,7 @@ class UnevenEngines(_LossOfStep):
 
 
 class Tools(_LossOfStep):
-    """Requests hold their slots while tools run.
-
-    Paper: no signature; its jobs are of pre-training.
-    """
+    """Requests hold their slots while tools run. Paper: no signature; its jobs are of pre-training."""
 
     kind = "tools"
     loss = LossKind.TOOLS
@@ -171,10 +165,7 @@ class Tools(_LossOfStep):
 
 
 class Reward(_LossOfStep):
-    """The reward is computed after the generation.
-
-    Paper: no signature; its jobs are of pre-training.
-    """
+    """The reward is computed after the generation. Paper: no signature; its jobs are of pre-training."""
 
     kind = "reward"
     loss = LossKind.REWARD
@@ -187,10 +178,7 @@ class Reward(_LossOfStep):
 
 
 class WeightSync(_LossOfStep):
-    """Engines wait for new weights.
-
-    Paper: no signature; its jobs are of pre-training.
-    """
+    """Engines wait for new weights. Paper: no signature; its jobs are of pre-training."""
 
     kind = "sync"
     loss = LossKind.SYNC

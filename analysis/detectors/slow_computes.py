@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
@@ -19,11 +17,9 @@ from tracekit.analysis.detectors.detector import (
     Detector,
     Repair,
     Treatment,
-    only_in,
 )
 from tracekit.analysis.detectors.host_work import HOST
 from tracekit.analysis.detectors.pauses import ProcessPauses
-from tracekit.analysis.detectors.rank_behind import compared
 from tracekit.analysis.detectors.stops import NOISE, chance_figures, time_of_episodes
 from tracekit.analysis.evidence.compute_profile import COMPUTES, FORWARD
 from tracekit.analysis.evidence.off_cpu import Lockstep
@@ -43,110 +39,69 @@ from tracekit.analysis.evidence.slow_workers import (
     worker_series,
     workers_as_fast_as_peers,
 )
-from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
+from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.whatif.interventions import Intervention, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
-
-class SlowComputeThresholds(Struct, frozen=True):
-    """Words on workers that compute slower; `evidence` decides which do."""
-
-    #: Factors that differ by less are one figure in a sentence. Chosen: only words follow.
-    alike: float = 0.03
+#: Factors that differ by less are one figure in a sentence.
+_ALIKE = 0.03
 
 
-SLOW_COMPUTES = SlowComputeThresholds()
+def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
+    """Yield workers that compute slower than their peers; those that do so at times alone."""
+    _, hit = slow_groups(job)
+    if not hit.any():
+        return
+    at_times = np.zeros_like(hit)
+    if len(job.dp_ranks) > 1:
+        assert job.profile is not None
+        at_times = hit & ~job.profile.on.all(axis=1)
+    if (hit & ~at_times).any():
+        yield _of_workers(kind, job, job.workers_where(hit & ~at_times))
+    for worker in job.workers_where(at_times):
+        yield _of_workers(kind, job, (worker,))
 
 
-class BadWorker(Detector):
-    """A worker that computes slower than its peers of the same stage, always or at times.
-
-    Paper: finds it by M_W, the share of the loss saved by idealising the slowest 3 % of the workers (by min(S_dp,
-    S_pp)). tracekit names the workers themselves, from the median ratio of their forwards, and of their backwards, to
-    those of the same stage and microbatch in each step. 4 %: half the effect of an idle neighbour or a warmer rack on a
-    GPU, ten times the differences between healthy ones. Chance: a log-likelihood ratio that noise reaches in one
-    healthy job of a thousand, for any number of workers and step patterns; the noise is that of the run, with its
-    memory from step to step (see `significance`). The price comes from a replay in which the worker runs like its peers
-    in the steps in which it is slow. M_W cannot single out one worker of a DP rank that is slow as a whole.
-    """
-
-    kind = "bad-worker"
-    title = "Worker computes slower than its peers"
-    signature = "forwards, backwards or both of one worker take longer, on all microbatches of the steps it is slow in"
-    refuted_by = "the factor goes when the worker's sequences or layers change, or moves to another worker of the host"
-    next_check = Advice(
-        gpu="DCGM on its GPUs: DCGM_FI_DEV_SM_CLOCK, GPU_TEMP, POWER_USAGE, CLOCKS_EVENT_REASONS, XID_ERRORS; host:"
-        " PSI, steal, run queue",
-        cpu="its cores: clocks (turbostat), other processes (top); host: PSI, steal, run queue",
+def _of_workers(kind: str, job: PipelineSubject, workers: Sequence[Worker]) -> Candidate:
+    """The candidate that names `workers`, which are slow in the same steps."""
+    hit = job.cells_of(workers)
+    figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
+    return Candidate(
+        kind,
+        Place(workers=tuple(workers)),
+        slower(job, hit, "its peers" if len(workers) == 1 else "their peers"),
+        figures,
+        confidence_from(figures[:2]),
+        workers_as_fast_as_peers(job, hit),
+        worker_series(job, hit),
+        time_of(job, hit),
+        next_check=ONE_KIND_CHECK if one_kind else None,
+        suggested_fix=SLOW_KIND if one_kind else None,
+        excess=figures[0].value,
     )
-    suggested_fix = SLOW_RANK
-    part = "compute"
-    treatment = Treatment.REPLACE_MACHINES
-    repair = Repair("replace-workers", "Make the rank as fast as its peers", SPEED_OF_PEERS, excludes=MACHINE)
 
-    def find(self, job: Subject) -> Iterator[Candidate]:
-        kernels = compared(job)
-        if kernels is not None and not kernels.uneven:
-            effect = f"its {kernels.op}s take {kernels.ratio:.2f} times as long as the same ones of its peers"
-            figure = Figure("time over that of its peers", kernels.ratio, 0.0, Unit.FACTOR)
-            yield kernels.behind.candidate(self.kind, effect, figure)
-        yield from self._workers(job)
 
-    @only_in(PipelineSubject)
-    def _workers(self, job: PipelineSubject) -> Iterator[Candidate]:
-        _, hit = slow_groups(job)
-        if not hit.any():
-            return
-        at_times = np.zeros_like(hit)
-        if len(job.dp_ranks) > 1:
-            assert job.profile is not None
-            at_times = hit & ~job.profile.on.all(axis=1)
-        if (hit & ~at_times).any():
-            yield self.of_workers(job, job.workers_where(hit & ~at_times))
-        for worker in job.workers_where(at_times):
-            yield self.of_workers(job, (worker,))
-
-    @classmethod
-    def of_workers(cls, job: PipelineSubject, workers: Sequence[Worker]) -> Candidate:
-        """The candidate that names `workers`, which are slow in the same steps."""
-        hit = job.cells_of(workers)
-        figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
-        return Candidate(
-            cls.kind,
-            Place(workers=tuple(workers)),
-            slower(job, hit, "its peers" if len(workers) == 1 else "their peers"),
-            figures,
-            confidence_from(figures[:2]),
-            workers_as_fast_as_peers(job, hit),
-            worker_series(job, hit),
-            time_of(job, hit),
-            next_check=ONE_KIND_CHECK if one_kind else None,
-            suggested_fix=SLOW_KIND if one_kind else None,
-            excess=figures[0].value,
-        )
-
-    def review(self, job: Any, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-        """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
-        once all other findings are gone.
-        """
-        remaining = []
-        for candidate in candidates:
-            stopped = _stopped(job, candidate, candidates) if candidate.kind == self.kind else set()
-            slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
-            if not stopped:
-                remaining.append(candidate)
-            elif slow:
-                remaining.append(self.of_workers(job, slow))
-        reviewed = list(remaining)
-        for index, candidate in enumerate(remaining):
-            if candidate.kind == self.kind and len(candidate.where.workers) > 1:
-                others = [other.change for other in remaining if other is not candidate and other.change is not None]
-                reviewed[index] = self.of_workers(job, _costly(job, candidate.where.workers, others))
-        return reviewed
+def only_costly(kind: str, job: PipelineSubject, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Leave out workers that are slow because their processes are stopped, and those whose slowness costs nothing
+    once all other findings are gone.
+    """
+    remaining = []
+    for candidate in candidates:
+        stopped = _stopped(job, candidate, candidates) if candidate.kind == kind else set()
+        slow = tuple(worker for worker in candidate.where.workers if worker not in stopped)
+        if not stopped:
+            remaining.append(candidate)
+        elif slow:
+            remaining.append(_of_workers(kind, job, slow))
+    reviewed = list(remaining)
+    for index, candidate in enumerate(remaining):
+        if candidate.kind == kind and len(candidate.where.workers) > 1:
+            others = [other.change for other in remaining if other is not candidate and other.change is not None]
+            reviewed[index] = _of_workers(kind, job, _costly(job, candidate.where.workers, others))
+    return reviewed
 
 
 def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candidate]) -> set[Worker]:
@@ -410,7 +365,7 @@ def slower(job: PipelineSubject, hit: Bools, who: str) -> str:
     factors = worker_factor(job)[hit] - 1 if alone is None else kind_factors(job, hit)[alone] - 1
     low, high = float(factors.min()), float(factors.max())
     size = f"{high:.0%}" if f"{low:.0%}" == f"{high:.0%}" else f"{low:.0%} to {high:.0%}"
-    if 0 < high - low < SLOW_COMPUTES.alike:
+    if 0 < high - low < _ALIKE:
         size = f"about {(low + high) / 2:.0%}"
     grows = _growth(job, hit, alone)
     if alone is not None:

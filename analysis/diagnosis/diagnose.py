@@ -33,7 +33,6 @@ from tracekit.trace.facts import Fact
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
-    from tracekit.report.hardware import MetricsInReport
 
 
 def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
@@ -70,22 +69,14 @@ def _check(causes: Iterable[Cause]) -> None:
         msgspec.json.decode(encoded(cause.finding), type=Finding)
 
 
-def _reviewed(
-    assessed: Assessment, findings: tuple[Cause, ...], metrics: MetricSource | None
-) -> tuple[tuple[Cause, ...], MetricsInReport | None]:
-    """See `testimony.reviewed`, which is imported only if there is somebody to ask."""
-    if metrics is None and not {SAMPLED, "gpus"} & assessed.job.metadata.keys():
-        return findings, None
-    from tracekit.analysis.diagnosis.testimony import reviewed
-
-    return reviewed(assessed.job, findings, metrics)
-
-
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
-    findings = assessed.reported(causes_of(assessed, detectors))
-    findings, heard = _reviewed(assessed, findings, metrics)
+    findings, heard = assessed.reported(causes_of(assessed, detectors)), None
+    if metrics is not None or {SAMPLED, "gpus"} & job.metadata.keys():
+        from tracekit.analysis.diagnosis.testimony import reviewed  # only if there is somebody to ask
+
+        findings, heard = reviewed(job, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, headline = assessed.trust(causes), assessed.headline(causes)

@@ -140,6 +140,11 @@ class Assessment(Struct, frozen=True, eq=False):
         """Return the findings to report, in this order."""
         return tuple(findings)
 
+    @property
+    def undecided(self) -> str | None:
+        """What looks slow, but no slower than chance explains, and what would tell."""
+        return None
+
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         """Return the causes in the order in which to address them."""
         del fixes

@@ -28,7 +28,6 @@ from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate, De
 from tracekit.analysis.diagnosis.diagnosis import Assessment
 from tracekit.analysis.evidence.exchanges import beyond_experts
 from tracekit.analysis.evidence.graph_subject import lost_by_step, saves_step, unprofiled_step
-from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
 from tracekit.analysis.numeric.means import Estimate
@@ -56,10 +55,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     for detector in used:
         with guarded(detector.kind):
             new = detector.find(without_experts if detector.beyond_experts else job)
-            candidates = [
-                *candidates,
-                *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new),
-            ]
+            candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):
             candidates = list(detector.review(job, candidates))
@@ -83,7 +79,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
         )
     )
     if not any(cause.change for cause in named):
-        named.append(_nothing_found(job))
+        named.append(_nothing_found(assessed))
     return tuple(_in_turn(job, named))
 
 
@@ -272,8 +268,9 @@ def _time_of(series: Floats, steps: list[int]) -> TimePattern:
     return structs.replace(pattern, since_step=None, slow_steps=strong)
 
 
-def _nothing_found(job: Subject) -> Cause:
+def _nothing_found(assessed: Assessment) -> Cause:
     """Return the finding to report if there is no other: healthy or unexplained."""
+    job = assessed.job
     noise, share = job.noise, 1 - 1 / job.slowdown
     unexplained = job.straggling or noise.headline
     effect = f"ops that last longer than their ideal cost {max(share, 0.0):.1%} of the {job.whole}"
@@ -286,7 +283,7 @@ def _nothing_found(job: Subject) -> Cause:
         evidence=(Figure("lost, compared with mean ops", max(share, 0.0), 1 - 1 / STRAGGLING_SLOWDOWN, Unit.SHARE),),
         confidence=0.0 if unexplained else 1.0,
         change=None,
-        next_check=undecided(job),
+        next_check=assessed.undecided,
     )
     lost_s = noise.lost_s if unexplained else 0.0
     return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)

@@ -37,6 +37,7 @@ from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps
 from tracekit.analysis.diagnosis.price import paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.fixes.workers import balance_plans, general_plans, worker_plans
@@ -80,6 +81,10 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def smallest_cost_s(self) -> float:
         return FINDINGS.smallest_cost_share * self.job.unchanged_s
 
+    @property
+    def undecided(self) -> str | None:
+        return undecided(self.job)
+
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)
 
@@ -98,7 +103,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         )
 
     def _layer_plans(self, uneven_stages: Sequence[Cause], machines: Sequence[Cause]) -> Iterable[Plan]:
-        if not uneven_stages and not machines:
+        if self.job.stages < 2 or not (uneven_stages or machines):
             return ()
         from tracekit.analysis.fixes.layers import layer_plans  # and with it the search for plans
 
@@ -148,12 +153,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         job, trust = self.job, self.job.attribution.trust
         if self.method is Method.TRACEKIT:
             gaps_are_the_host = job.trace.timed_on_gpus
-            explain = [
-                cause.change
-                for cause in causes
-                if cause.change is not None and (gaps_are_the_host or detector_of(cause.kind).explains_delays)
-            ]
-            trust = job.attribution.trust_given(delay_share_without(job, explain))
+            explain = (cause for cause in causes if gaps_are_the_host or detector_of(cause.kind).explains_delays)
+            trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
         if doubts := doubts_of(causes):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust

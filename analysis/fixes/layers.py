@@ -18,15 +18,9 @@ from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SLOW_WORKERS, stage_slowness, usual_base_s
 from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.known_layers import check_layers, layers_of
-from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan
+from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan, check_layers, layers_of
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.plans.best_plans import (
-    OneLane,
-    StageModel,
-    best_split,
-    stage_model,
-)
+from tracekit.analysis.plans.best_plans import OneLane, StageModel, best_split, stage_model
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
@@ -148,7 +142,7 @@ def split_again(job: PipelineSubject, now: tuple[int, ...], then: tuple[int, ...
         raise SelectionError(f"layers={_listed(now)}>{_listed(then)}: expected {sum(now)} layers on {len(now)} stages")
     if job.profile is None or job.stages < 2:
         raise SelectionError("layers move between the stages of a pipeline; this job has none")
-    return _split(job, stage_model(job.profile.base_s, now), then)
+    return _split(job, stage_model(usual_base_s(job), now), then)
 
 
 def _split(job: PipelineSubject, model: StageModel, layers: tuple[int, ...]) -> Scale:

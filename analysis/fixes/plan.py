@@ -1,18 +1,18 @@
-"""A fix before it is priced.
-
-In: what the fix modules propose. Out: `Plan`, which `price` replays.
-"""
+"""What fixes share: the plan of one before it is priced, and the layers of each stage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
 
 from tracekit.analysis.evidence.subject import Cause
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.errors import SelectionError, TraceError
+from tracekit.base.text import short
 from tracekit.report.finding import Place
+from tracekit.trace.canonical import Trace
 
 #: What the price of a repair assumes.
 SPEED_OF_PEERS = "the speed of peers afterwards"
@@ -43,3 +43,40 @@ class Plan(Struct, frozen=True, eq=False):
     around: bool = False
     excludes: tuple[str, ...] = ()
     edit: str | None = None
+
+
+#: No model has more layers on a stage, and the search for a split would take too long.
+MOST_LAYERS = 1000
+
+
+def check_layers(trace: Trace, layers: tuple[int, ...] | None) -> None:
+    """Raise SelectionError if the given `layers` do not fit the job, TraceError if the layers in its metadata are
+    impossible.
+
+    Call it before the analysis, which finds out only at its end whether it needs the layers.
+    """
+    stages = trace.layout.pp
+    if layers is not None and len(layers) != stages:
+        raise SelectionError(f"layers {_shown(layers)}: expected {stages} counts, one per stage")
+    if layers is not None and not all(1 <= count <= MOST_LAYERS for count in layers):
+        raise SelectionError(f"layers {_shown(layers)}: expected 1 to {MOST_LAYERS} on each stage")
+    recorded = trace.metadata.get("layers")
+    if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
+        raise TraceError(
+            f"{short(trace.name)}: its metadata says layers {_shown(recorded)}; expected 1 to {MOST_LAYERS} on each"
+            " stage: correct the metadata"
+        )
+
+
+def _shown(layers: Sequence[Any]) -> str:
+    return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
+
+
+def layers_of(trace: Trace, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
+    if asked is not None:
+        return asked
+    layers = trace.metadata.get("layers")
+    if not isinstance(layers, list | tuple) or len(layers) != trace.layout.pp:
+        return None
+    return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None

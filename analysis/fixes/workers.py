@@ -167,11 +167,7 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Cause) -> Iterator[Pla
                 change,
                 step_times=times,
                 bound=True,
-                details={
-                    "microbatches_moved": moved,
-                    "slowness": factor,
-                    "assumes": "equal microbatches",
-                },
+                details={"microbatches_moved": moved, "slowness": factor, "assumes": "equal microbatches"},
                 cause=cause,
                 around=True,
                 excludes=MACHINE,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tracekit.analysis.fixes.known_layers import layers_of
 from tracekit.analysis.fixes.layers import split_again
+from tracekit.analysis.fixes.plan import layers_of
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.from_recording import recorded_model

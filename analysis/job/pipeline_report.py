@@ -22,7 +22,7 @@ from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.exchanges import exchanges_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.known_layers import check_layers
+from tracekit.analysis.fixes.plan import check_layers
 from tracekit.analysis.graph.posting import Posting
 from tracekit.analysis.job.build import build, experts_of_job
 from tracekit.analysis.job.job import Analysis, Progress, ReportOptions

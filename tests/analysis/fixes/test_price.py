@@ -22,6 +22,7 @@ from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
+from tracekit.analysis.fixes.layers import split_again
 from tracekit.analysis.fixes.workers import fewest_that_suffice
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
@@ -331,6 +332,11 @@ def test_a_slow_worker_of_one_dp_rank_is_no_work_of_its_stage():
     both, healthy = by_kind
     assert both["repartition-stages"].details["layers_then"] == [9, 9, 9, 5]
     assert both["shift-work-from-slow-worker"].details["layers_then"] == [6, 10, 10, 6]
+    subject = assessed(uneven, slow, layout=Layout(dp=1, pp=4), steps=20, seed=0).job
+    again = split_again(subject, (8, 8, 8, 8), (6, 10, 10, 6))  # as its edit, layers=8,8,8,8>6,10,10,6
+    assert both["shift-work-from-slow-worker"].saved_s == pytest.approx(
+        subject.unchanged_s - subject.step_times((again,)).mean(), rel=1e-9
+    )
     combined = both["combination"]
     assert [fix["kind"] for fix in combined.details["sequence"]] == ["replace-workers", "repartition-stages"]
     assert combined.new_step_s == pytest.approx(healthy["repartition-stages"].new_step_s, rel=0.01)
