@@ -16,14 +16,14 @@ from msgspec import structs
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_graph import GraphAssessment
-from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.recorded import KEPT, Kept, Recorded, late_ranks, measure_waits
 from tracekit.analysis.graph.compiled import label_values, shown_values
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
-from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
+from tracekit.analysis.job.graph_report import ANALYSED
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 from tracekit.analysis.replay.costs import measure_op_durations
@@ -88,17 +88,11 @@ class OfGraph(Job):
         self.refuse_bubbles(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay, evidence = self.replay, self.evidence
+        replay, evidence, analysed = self.replay, self.evidence, ANALYSED[type(self.evidence)]
         if asked.expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
-        analysed: type[AnalysedGraph] = AnalysedGraph
-        if isinstance(evidence, RecordingSubject):
-            analysed = AnalysedRecording
-            if asked.measured is not None:
-                asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
-                evidence = structs.replace(evidence, measured=asked.measured)
-        else:
-            asked.refuse_measured(self.ops.name, self.source)
+        if asked.measured is not None:
+            evidence = analysed.with_measured(evidence, asked.measured, self.source)
         check(replay, asked.fix)
         questions = [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
         questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]

@@ -67,7 +67,7 @@ def _contributions(
     delayed: Floats | None,
     removed: Floats | None,
 ) -> list[Contribution]:
-    """One row per set of ops: S and waste, and what idealising it alone would give. `added` to `removed`: see `_sets`."""
+    """One row per set of ops: S and waste, and what idealising it alone would give. For the times, see `_sets`."""
     unknown = [None] * len(values)
     slowdowns = (_means(added) / attribution.ideal_s).tolist()
     late = unknown if delayed is None else (_means(delayed) / attribution.original_s).tolist()
