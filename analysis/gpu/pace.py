@@ -74,12 +74,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops on the critical path of the recording."""
-        path = critical_path(self.replay, RECORDED)
-        ops = np.empty(len(path.row), np.int64)
-        for number, block in enumerate(self.graph.blocks):
-            on_block = path.block == number
-            ops[on_block] = block.op[path.row[on_block], path.lane[on_block]]
-        return ops
+        return critical_path(self.replay, RECORDED).ops_of([block.op for block in self.graph.blocks])
 
     @cached_property
     def most_saved(self) -> Floats:

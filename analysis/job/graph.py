@@ -169,15 +169,11 @@ class OfGraph(Job):
         from tracekit.trace.chrome import OpTimeline
 
         graph, path = self.graph, critical_path(self.replay, changes)
-        start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
+        start, end = graph.ops.start, graph.ops.start + graph.ops.duration
         if changes is not RECORDED:
-            for block, timeline in zip(graph.blocks, timelines(self.replay, changes), strict=True):
-                start[block.op], end[block.op] = timeline.start, timeline.end
-        on_path = np.empty(len(path.row), np.int64)
-        for number, block in enumerate(graph.blocks):
-            of_block = path.block == number
-            on_path[of_block] = block.op[path.row[of_block], path.lane[of_block]]
-        return OpTimeline(name, start, end - start, on_path)
+            drawn = timelines(self.replay, changes)
+            start, end = (graph.of_ops(each) for each in ([one.start for one in drawn], [one.end for one in drawn]))
+        return OpTimeline(name, start, end - start, path.ops_of([block.op for block in graph.blocks]))
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)

@@ -1,8 +1,8 @@
 """A run of post-training that can be replayed, whatever was recorded of it, and the changes that have prices.
 
-In: a `PhaseLog`; text, for a `Scenario`. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged, whose prices
-need no times of requests) and `TimedRun`; and `Loop`: generation j begins once generation j-1 and the sync of step j-1-k
-have ended, where k is the staleness; training j begins once reward j and sync j-1 have.
+In: a `PhaseLog`; text, for a `Scenario`. Out: `PostTrainingRun`, the interface of `LoggedRun` (phases as logged, whose
+prices need no times of requests) and `TimedRun`; and `Loop`: generation j begins once generation j-1 and the sync of
+step j-1-k have ended, where k is the staleness; training j begins once reward j and sync j-1 have.
 """
 
 from __future__ import annotations
