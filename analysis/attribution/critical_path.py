@@ -60,6 +60,14 @@ class CriticalPath(Struct, frozen=True, eq=False):
         means = {key: math.fsum(seconds) / steps for key, seconds in self.step_seconds_by(names).items()}
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
+    def ops_of(self, cells: Sequence[Ints]) -> Ints:
+        """The ops on the path, [on it]. `cells`: the op in each cell of each block, [rows, lanes]."""
+        ops = np.empty(len(self.row), np.int64)
+        for number, of_block in enumerate(cells):
+            inside = self.block == number
+            ops[inside] = of_block[self.row[inside], self.lane[inside]]
+        return ops
+
     def step_seconds_by(self, names: Sequence[str]) -> dict[tuple[Value | None, ...], list[float]]:
         """Like `seconds_by`: seconds of each step in which such ops are on the path, in any order."""
         totals: dict[tuple[Value | None, ...], list[float]] = {}

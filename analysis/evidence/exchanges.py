@@ -136,11 +136,9 @@ def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bo
 
     `freed`: without the calls in which the rank waits for its GPU and its peers do not.
     """
-    from tracekit.analysis.gpu.behind import SMALLEST_SHARE
-
     cost = even_pace(job).costs(rank, ops)
     edit = SetOps(cost, cost != even_pace(job).cost)
-    faster = job.pace.freed((rank,), SMALLEST_SHARE * job.pace.recorded_s) if freed else None
+    faster = job.pace.freed((rank,)) if freed else None
     return edit if faster is None else Together((faster, edit))
 
 

@@ -18,14 +18,11 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.gpu.gpu_times import Part
-from tracekit.analysis.gpu.pace import PaceOfPeers, causes_that_stand_out, stands_out_once
+from tracekit.analysis.gpu.pace import SMALLEST_SHARE, PaceOfPeers, causes_that_stand_out, stands_out_once
 from tracekit.analysis.gpu.recorded import Waits
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.trace.gpu_activity import KernelClass
 
-#: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
-#: never exactly equal, and a healthy job names nobody.
-SMALLEST_SHARE = 0.01
 #: Coming late costs time once, and nothing is left to fix: name such a rank only if it costs at least this share of the
 #: recording.
 _LATE_SHARE = 0.05
@@ -113,7 +110,7 @@ def _beyond_noise(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> 
         return 0.0
     chosen = np.logical_or.reduce(proven)
     waits = parts.get(Part.SYNC_CALLS)
-    freed = freed_of_waits(pace, rank) if waits is not None and chosen[waits].any() else None
+    freed = pace.without_extra_waits(rank) if waits is not None and chosen[waits].any() else None
     return pace.recorded_s - float((freed or pace).times([pace.costs(rank, chosen)])[0])
 
 
@@ -170,18 +167,9 @@ def saved_by_rank(pace: PaceOfPeers, ranks: Sequence[int]) -> Mapping[int, float
         return {}
     times = pace.times([pace.costs(rank) for rank in ranks]).tolist()
     for number, rank in enumerate(ranks):
-        if (freed := freed_of_waits(pace, rank)) is not None:
+        if (freed := pace.without_extra_waits(rank)) is not None:
             times[number] = float(freed.times([pace.costs(rank)])[0])
     return {rank: pace.recorded_s - time for rank, time in zip(ranks, times, strict=True)}
-
-
-def freed_of_waits(pace: PaceOfPeers, rank: int) -> PaceOfPeers | None:
-    """Return the job without this rank's calls that wait for its GPU beyond those of its peers, if it waits long in
-    them.
-    """
-    if "kind" not in pace.graph.ops.labels:
-        return None
-    return pace.without_extra_waits(rank, SMALLEST_SHARE * pace.recorded_s)
 
 
 def parts_of(ops: pl.DataFrame) -> Mapping[Part, Bools]:
@@ -199,7 +187,7 @@ def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[
     costs = [pace.costs(rank, chosen) for chosen in parts.values()]
     unchanged = pace.step_times([pace.cost])[0]
     saved = unchanged - pace.step_times(costs)
-    if Part.SYNC_CALLS in parts and (freed := freed_of_waits(pace, rank)) is not None:
+    if Part.SYNC_CALLS in parts and (freed := pace.without_extra_waits(rank)) is not None:
         row = list(parts).index(Part.SYNC_CALLS)
         saved[row] = unchanged - freed.step_times([costs[row]])[0]
     parts_behind = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]

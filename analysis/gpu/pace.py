@@ -40,6 +40,9 @@ from tracekit.analysis.replay.graph_replay import Durations, GraphReplay
 from tracekit.analysis.whatif.interventions import RECORDED, Restructure, SetOps, step_times_each
 from tracekit.trace.gpu_activity import KernelClass
 
+#: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
+#: never exactly equal, and a healthy job names nobody.
+SMALLEST_SHARE = 0.01
 #: Each test names a rank by mistake with at most this probability.
 LARGEST_CHANCE = 0.05
 #: The number of parts of all steps together that are compared.
@@ -73,12 +76,7 @@ class PaceOfPeers:
     @cached_property
     def _critical(self) -> Ints:
         """The ops on the critical path of the recording."""
-        path = critical_path(self.replay, RECORDED)
-        ops = np.empty(len(path.row), np.int64)
-        for number, block in enumerate(self.graph.blocks):
-            on_block = path.block == number
-            ops[on_block] = block.op[path.row[on_block], path.lane[on_block]]
-        return ops
+        return critical_path(self.replay, RECORDED).ops_of([block.op for block in self.graph.blocks])
 
     @cached_property
     def most_saved(self) -> Floats:
@@ -211,12 +209,12 @@ class PaceOfPeers:
         durations = Durations(costs, self.replay.durations.launch_delay, costs, 0, 0)
         return PaceOfPeers(self.graph, GraphReplay(self.graph, durations))
 
-    def without_extra_waits(self, rank: int, least_s: float) -> PaceOfPeers | None:
+    def without_extra_waits(self, rank: int) -> PaceOfPeers | None:
         """The same job, with `rank` continuing at once in calls that wait for its GPU and that most peers do not make.
 
-        None if it waits less than `least_s` in all of them together.
+        None if all of them together take too little time.
         """
-        freed = self.freed((rank,), least_s)
+        freed = self.freed((rank,))
         return None if freed is None else PaceOfPeers(cast("FoldedGraph", freed.replay.graph), freed.replay)
 
     def ranks_with_all_calls(self, chosen: npt.NDArray[np.bool_]) -> list[int]:
@@ -224,13 +222,13 @@ class PaceOfPeers:
         calls, rank = self._calls, self.graph.ops.rank
         return sorted(set(rank[calls].tolist()) - set(rank[calls & ~chosen].tolist()))
 
-    def freed(self, ranks: Sequence[int], least_s: float) -> Restructure | None:
+    def freed(self, ranks: Sequence[int]) -> Restructure | None:
         """`without_extra_waits` for several ranks, each compared with all others but these."""
         ops, indices = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
         gone = np.zeros(len(ops.before), np.bool_)
         for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, indices)
-            gone |= waits & (waited_s >= least_s)
+            gone |= waits & (waited_s >= SMALLEST_SHARE * self.recorded_s)
         return self.without_edges(gone) if gone.any() else None
 
     def without_edges(self, gone: npt.NDArray[np.bool_]) -> Restructure:

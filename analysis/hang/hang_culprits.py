@@ -74,7 +74,7 @@ def _in_doubt(case: Case, rank: int) -> UndecidedStall:
     """A rank that may hold others up, or just wait: part of its dump is damaged."""
     rows = case.rendezvous.members.filter((pl.col("rank") == rank) & pl.col("state").is_in([WAITS, UNKNOWN]))
     number = int(rows["id"].to_numpy().min())
-    where = f"{case.operation(number)} of {case.group(number)}"
+    where = case.place(number)
     return UndecidedStall((rank,), where, "its dump is damaged in part: what it did last is unknown (see the notes)")
 
 
@@ -163,12 +163,12 @@ def _stuck(case: Case, rank: int) -> HangCulprit:
     if rank in case.graph.broken:
         number = _awaited_in(case, rank)
         peers = case.members(number, FINISHED)
-        evidence = f"{case.operation(number)} of {case.group(number)} is finished on {_ranks(peers)} and not here"
+        evidence = f"{case.place(number)} is finished on {_ranks(peers)} and not here"
         return _culprit(case, rank, StallClass.DEVICE, number, (evidence,))
     missed = _not_issued(case, rank)
     if rank not in case.graph.silent and not missed:
         number = _earliest(case, rank)
-        evidence = f"{case.operation(number)} of {case.group(number)} waits for nobody else"
+        evidence = f"{case.place(number)} waits for nobody else"
         return _culprit(case, rank, StallClass.DEVICE, number, (evidence,))
     if dump is None:
         sign: tuple[str, ...] = ("left no dump",)
@@ -219,7 +219,7 @@ def _not_issued(case: Case, rank: int) -> tuple[str, ...]:
     waiting = case.members(number, WAITS)
     verb = "did not issue" if rows.filter(id=number)["state"][0] == NOT_ISSUED else "is not seen in"
     more = f", and {rows.height - 1} more" if rows.height > 1 else ""
-    return (f"{verb} {case.operation(number)} of {case.group(number)}, where {_wait(waiting)}{more}",)
+    return (f"{verb} {case.place(number)}, where {_wait(waiting)}{more}",)
 
 
 def _mismatched(case: Case, mismatch: Mismatch, rank: int) -> HangCulprit:
@@ -233,7 +233,7 @@ def _mismatched(case: Case, mismatch: Mismatch, rank: int) -> HangCulprit:
 def _not_reached(case: Case, number: int) -> tuple[list[HangCulprit], list[UndecidedStall]]:
     """The culprits of an operation that all have issued and none is late for: one rank's device has not begun it."""
     rows = case.rendezvous.members.filter(id=number, state=WAITS)
-    where = f"{case.operation(number)} of {case.group(number)}"
+    where = case.place(number)
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
         return [], [
             UndecidedStall(
@@ -282,7 +282,7 @@ def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
     group, sequence, name = everywhere.select("group", "sequence", "name").row(0)
     described = case.record.groups[group].description or "unnamed group"
     return (
-        f"{case.operation(number)} of {case.group(number)} is enqueued on all of them and has started on none, while"
+        f"{case.place(number)} is enqueued on all of them and has started on none, while"
         f" {name} {sequence} of {described}, issued after it, has started on all: the device runs them in another order"
         " than they were issued. Look at the streams and events between the two calls"
     )
@@ -298,7 +298,7 @@ def _unreceived(case: Case, number: int) -> tuple[list[HangCulprit], list[Undeci
         missing = (
             f"whether rank {target} has received it is not recorded: dump with finished operations, or group status"
         )
-        return [], [UndecidedStall((source, target), f"{case.operation(number)} of {case.group(number)}", missing)]
+        return [], [UndecidedStall((source, target), case.place(number), missing)]
     evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
     return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
 
@@ -341,8 +341,8 @@ def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> Han
     own = _earliest(case, rank)
     sites = [_called_at(case, one, at) for one, at in ((waiting[0], number), (rank, own))]
     evidence = (
-        f"{_wait(waiting)} in {case.operation(number)} of {case.group(number)}{sites[0]}; it waits for one of them in"
-        f" {case.operation(own)} of {case.group(own)}{sites[1]}: it left a call out, or calls in another order"
+        f"{_wait(waiting)} in {case.place(number)}{sites[0]}; it waits for one of them in"
+        f" {case.place(own)}{sites[1]}: it left a call out, or calls in another order"
     )
     return _culprit(case, rank, StallClass.MISMATCH, number, (evidence,))
 
@@ -464,7 +464,7 @@ def _waiting(case: Case, culprits: set[int]) -> tuple[WaitingRank, ...]:
     waits = []
     for rank, number in first.select("rank", "id").iter_rows():
         if number not in words:
-            words[number] = f"{case.operation(number)} of {case.group(number)}"
+            words[number] = case.place(number)
             holders[number] = sorted(holders.get(number, []), key=lambda rank: (rank not in culprits, rank))[
                 : SHOWN + 1
             ]

@@ -405,6 +405,10 @@ class Case:
         place = self.rendezvous.operations["group"][number]
         return self.record.groups[place].description or "unnamed group"
 
+    def place(self, number: int) -> str:
+        """An unfinished operation and its group, in words."""
+        return f"{self.operation(number)} of {self.group(number)}"
+
     def members(self, number: int, *states: int) -> list[int]:
         """The members of an operation in any of these states."""
         rows = self.rendezvous.members.filter((pl.col("id") == number) & pl.col("state").is_in(states))

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.critical_path import CriticalPath, critical_path
+from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.evidence.gpu_losses import arrives_s, host_time
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
@@ -198,10 +198,11 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
     def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
         """What takes most of the critical path: the work of GPUs, communication, or hosts."""
         path, works = critical_path(self.ops.replay, changes), self.ops.works
-        spent = np.bincount(works.of_op[self.ops.on(path)], path.cost_s, len(works.each)) / len(path.graph.steps)
+        work = works.of_op[path.ops_of(self.ops.cells)]
+        spent = np.bincount(work, path.cost_s, len(works.each)) / len(path.graph.steps)
         total: dict[Limit, float] = {"compute": 0.0, "communication": 0.0, "host": path.mean_delay_s}
-        for work, seconds in zip(works.each, spent.tolist(), strict=True):
-            total[_LIMITS.get(work.kind, "compute")] += seconds
+        for each, seconds in zip(works.each, spent.tolist(), strict=True):
+            total[_LIMITS.get(each.kind, "compute")] += seconds
         return max(total, key=lambda limit: total[limit])
 
     def _balanced(self, cost_s: Floats, step_s: float) -> Balanced | None:
@@ -341,14 +342,6 @@ class Ops(Struct, frozen=True, eq=False):
             for ops, mask in zip(self.cells, masks, strict=True):
                 chosen[ops] = mask
         return chosen
-
-    def on(self, path: CriticalPath) -> Ints:
-        """The ops of a path, [ops on it]."""
-        on_path = np.empty(len(path.row), np.int64)
-        for number, ops in enumerate(self.cells):
-            inside = path.block == number
-            on_path[inside] = ops[path.row[inside], path.lane[inside]]
-        return on_path
 
 
 def _ops_of_graph(job: GraphSubject, works: Works) -> Ops:

@@ -16,14 +16,14 @@ from msgspec import structs
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnose import diagnose
 from tracekit.analysis.diagnosis.of_graph import graph_assessment
-from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.recorded import KEPT, Kept, Recorded, late_ranks, measure_waits
 from tracekit.analysis.graph.compiled import label_values, shown_values
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
-from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
+from tracekit.analysis.job.graph_report import ANALYSED
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
@@ -87,17 +87,11 @@ class OfGraph(Job):
         self.refuse_bubbles(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay, evidence = self.replay, self.evidence
+        replay, evidence, analysed = self.replay, self.evidence, ANALYSED[type(self.evidence)]
         if asked.expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
-        analysed: type[AnalysedGraph] = AnalysedGraph
-        if isinstance(evidence, RecordingSubject):
-            analysed = AnalysedRecording
-            if asked.measured is not None:
-                asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
-                evidence = structs.replace(evidence, measured=asked.measured)
-        else:
-            asked.refuse_measured(self.ops.name, self.source)
+        if asked.measured is not None:
+            evidence = analysed.with_measured(evidence, asked.measured, self.source)
         check(replay, asked.fix)
         questions = [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
         questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
@@ -174,15 +168,11 @@ class OfGraph(Job):
         from tracekit.trace.chrome import OpTimeline
 
         graph, path = self.graph, critical_path(self.replay, changes)
-        start, end = graph.ops.start.copy(), graph.ops.start + graph.ops.duration
+        start, end = graph.ops.start, graph.ops.start + graph.ops.duration
         if changes is not RECORDED:
-            for block, timeline in zip(graph.blocks, timelines(self.replay, changes), strict=True):
-                start[block.op], end[block.op] = timeline.start, timeline.end
-        on_path = np.empty(len(path.row), np.int64)
-        for number, block in enumerate(graph.blocks):
-            of_block = path.block == number
-            on_path[of_block] = block.op[path.row[of_block], path.lane[of_block]]
-        return OpTimeline(name, start, end - start, on_path)
+            drawn = timelines(self.replay, changes)
+            start, end = (graph.of_ops(each) for each in ([one.start for one in drawn], [one.end for one in drawn]))
+        return OpTimeline(name, start, end - start, path.ops_of([block.op for block in graph.blocks]))
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)

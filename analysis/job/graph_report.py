@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import polars as pl
-from msgspec import UNSET, Struct
+from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
@@ -26,9 +26,10 @@ from tracekit.analysis.evidence.graph_subject import (
     unprofiled_step,
 )
 from tracekit.analysis.gpu.gpu_times import GpuTimes
+from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
-from tracekit.analysis.job.job import Analysis, ReportOptions
+from tracekit.analysis.job.job import Analysis, ReportOptions, refused_measured
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
@@ -78,6 +79,14 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
     path: CriticalPath
     questions: Sequence[Question]
     labels: Sequence[ByLabel]
+
+    @staticmethod
+    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
+        """Return the evidence with steps without a profiler. Raises SelectionError if no profiler recorded the job, or
+        if they are of another job.
+        """
+        del measured
+        raise refused_measured(evidence.trace.name, source)
 
     def analysis(self) -> Analysis:
         """The report."""
@@ -277,6 +286,13 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
 
     evidence: RecordingSubject
 
+    @staticmethod
+    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
+        """See `AnalysedGraph.with_measured`."""
+        del source
+        measured.check(evidence.trace.name, evidence.ranks_of_job, evidence.summary.gpu)
+        return structs.replace(evidence, measured=measured)
+
     @property
     def _recorded(self) -> Recorded | None:
         """What the recording shows beside its ops; None if only these are left."""
@@ -411,6 +427,13 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
             "kernel_classes": _kernel_rows(recorded.kernel_time),
             "unknown_kernels": _kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
         }
+
+
+#: What is known of an analysed job, by the kind of its evidence.
+ANALYSED: dict[type[GraphSubject], type[AnalysedGraph]] = {
+    GraphSubject: AnalysedGraph,
+    RecordingSubject: AnalysedRecording,
+}
 
 
 def _gpu_in_words(gpu: GpuTimes) -> str:

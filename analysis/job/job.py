@@ -278,9 +278,7 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     def refuse_measured(self, name: str, source: str) -> None:
         """Raise SelectionError if steps without a profiler are given for the job `name`, which no profiler recorded."""
         if self.measured is not None:
-            raise SelectionError(
-                f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out"
-            )
+            raise refused_measured(name, source)
 
 
 class Analysis(Struct, frozen=True, eq=False):
@@ -291,6 +289,11 @@ class Analysis(Struct, frozen=True, eq=False):
     report: Report
     diagnosis: Diagnosis
     lanes: WorkerLanes | None = None
+
+
+def refused_measured(name: str, source: str) -> SelectionError:
+    """The error that steps without a profiler are given for the job `name`, which no profiler recorded."""
+    return SelectionError(f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out")
 
 
 def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:

@@ -206,17 +206,22 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if not self.asked.wants_bubbles:
             return None, (), (), ()
         from tracekit.analysis.bubbles.bubbles import find_bubbles
-        from tracekit.analysis.bubbles.picture import draw_step, timeline_of
-        from tracekit.analysis.job import bubbles_words
+        from tracekit.analysis.bubbles.picture import (
+            bubbles_sentence,
+            bubbles_tables,
+            draw_step,
+            summary,
+            timeline_of,
+        )
 
         bubbles, pictures = find_bubbles(self.job.replay, self.asked.schedules), list[Picture]()
         if bubbles.window_s is not None:
             step = int(self.attribution.steps[self.attribution.recorded.argmax()])
             priced = [row.schedule for row in bubbles.schedules if row.refused is None]
             drawn = draw_step(self.job.replay, step, schedules=priced)
-            pictures = [timeline_of(f"Pipeline, step {step}", drawn, bubbles_words.summary(drawn))]
-        words = [("Bubbles", bubbles_words.sentence(bubbles))]
-        return bubbles, list(bubbles_words.tables(bubbles)), pictures, words
+            pictures = [timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))]
+        words = [("Bubbles", bubbles_sentence(bubbles))]
+        return bubbles, list(bubbles_tables(bubbles)), pictures, words
 
     def _keys(self) -> dict[str, Any]:
         attribution, published, coverage, graph = self.attribution, self.published, self.coverage, self.job.graph

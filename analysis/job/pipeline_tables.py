@@ -30,18 +30,10 @@ TABLE_FILE = Kind("a table that tracekit wrote with --parquet", parquet_with(TAB
 
 def rows_of_pipeline(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> dict[str, Any]:
     """The rows of each table, by its key in the report."""
-    by_dp_rank = (attribution.by_dp_rank, attribution.delayed_by_dp_rank, attribution.removed_by_dp_rank)
+    rows = {f"by_{name}": _contributions(attribution, name, *times) for name, times in _sets(attribution).items()}
     return {
-        "by_kind": _by_kind(attribution),
-        "by_pp_rank": _contributions(
-            attribution,
-            "pp_rank",
-            range(attribution.stages),
-            attribution.by_stage,
-            attribution.delayed_by_stage,
-            attribution.removed_by_stage,
-        ),
-        "by_dp_rank": _contributions(attribution, "dp_rank", attribution.dp_ranks, *by_dp_rank),
+        **rows,
+        "by_kind": sorted(rows["by_kind"], key=lambda row: row.slowdown or 0.0, reverse=True),
         "by_worker": _by_worker(attribution, ranks, hosts),
         "critical_path": _critical_path(attribution),
         "critical_workers": _critical_workers(attribution),
@@ -49,14 +41,22 @@ def rows_of_pipeline(attribution: Attribution, ranks: Mapping[Worker, int], host
     }
 
 
-def _by_kind(attribution: Attribution) -> list[Contribution]:
-    """S and waste per op kind, worst first, and what idealising that kind alone would give."""
+def _sets(attribution: Attribution) -> dict[str, tuple[Sequence[Any], Floats, Floats | None, Floats | None]]:
+    """The sets of ops by kind, stage and DP rank: the value of each, and step times of replays, [steps, sets]: of the
+    ideal job with one set as recorded, and of the original one with only its launch delays, and with only the set
+    idealised; None: replays are too expensive.
+    """
     kinds = list(attribution.by_kind)
-    times = (attribution.by_kind, attribution.delayed_by_kind, attribution.removed_by_kind)
-    rows = _contributions(
-        attribution, "kind", kinds, *(np.stack([each[kind] for kind in kinds], axis=1) for each in times)
+    added, delayed, removed = (
+        np.stack([times[kind] for kind in kinds], axis=1)
+        for times in (attribution.by_kind, attribution.delayed_by_kind, attribution.removed_by_kind)
     )
-    return sorted(rows, key=lambda row: row.slowdown or 0.0, reverse=True)
+    stages, dp_ranks = range(attribution.stages), attribution.dp_ranks
+    return {
+        "kind": (kinds, added, delayed, removed),
+        "pp_rank": (stages, attribution.by_stage, attribution.delayed_by_stage, attribution.removed_by_stage),
+        "dp_rank": (dp_ranks, attribution.by_dp_rank, attribution.delayed_by_dp_rank, attribution.removed_by_dp_rank),
+    }
 
 
 def _contributions(
@@ -67,7 +67,7 @@ def _contributions(
     delayed: Floats | None,
     removed: Floats | None,
 ) -> list[Contribution]:
-    """One row per set of ops, from the step times of its replays, [steps, sets]; None: replays are too expensive."""
+    """One row per set of ops: S and waste, and what idealising it alone would give. For the times, see `_sets`."""
     unknown = [None] * len(values)
     slowdowns = (_means(added) / attribution.ideal_s).tolist()
     late = unknown if delayed is None else (_means(delayed) / attribution.original_s).tolist()
@@ -158,17 +158,10 @@ class WorkerLanes(Struct, frozen=True, eq=False):
             "dp_rank": np.repeat(attribution.dp_ranks, attribution.stages),
             "pp_rank": np.tile(np.arange(attribution.stages), len(attribution.dp_ranks)),
         }
-        times = {
-            "kind": np.stack(list(attribution.by_kind.values()), axis=1),
-            "pp_rank": attribution.by_stage,
-            "dp_rank": attribution.by_dp_rank,
+        tables = {
+            f"by_{name}_per_step": self._per_step({name: values}, added)
+            for name, (values, added, *_) in _sets(attribution).items()
         }
-        names = {
-            "kind": list(attribution.by_kind),
-            "pp_rank": range(attribution.stages),
-            "dp_rank": attribution.dp_ranks,
-        }
-        tables = {f"by_{name}_per_step": self._per_step({name: names[name]}, each) for name, each in times.items()}
         return tables | {
             "by_worker_per_step": self._per_step(workers, attribution.by_worker.reshape(len(attribution.steps), -1))
         }

@@ -121,7 +121,6 @@ def _named_fix(fixes: Sequence[PricedFix], name: str) -> Intervention:
 
 def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention]:
     """What the terms of an edit change in a job whose ops form any graph."""
-    from tracekit.analysis.gpu.behind import SMALLEST_SHARE
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
 
     replay, pace = evidence.replay, evidence.pace
@@ -142,7 +141,7 @@ def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention
             cost, like_peers = op_costs_at_the_pace_of_peers(pace.graph.ops, cost, chosen), like_peers | chosen
         else:
             cost = np.where(chosen, cost * term.factor, cost)
-    freed = pace.freed(pace.ranks_with_all_calls(like_peers), SMALLEST_SHARE * pace.recorded_s)
+    freed = pace.freed(pace.ranks_with_all_calls(like_peers))
     edited = [] if cost is pace.cost else [SetOps(cost)]
     return [*([] if freed is None else [freed]), *edited, *changes]
 

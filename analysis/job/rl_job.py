@@ -24,8 +24,7 @@ from tracekit.analysis.job.build import build
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answered
 from tracekit.analysis.rl.account import Generation, RlAccount
-from tracekit.analysis.rl.logged import LoggedRun
-from tracekit.analysis.rl.rl_run import CONTRADICTION, WARM_UP, Gpus, PostTrainingRun, Scenario
+from tracekit.analysis.rl.rl_run import CONTRADICTION, WARM_UP, Gpus, LoggedRun, PostTrainingRun, Scenario
 from tracekit.analysis.rl.timed import Generations, TimedRun
 from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error

@@ -9,9 +9,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 from msgspec import Struct
 
-from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule, draw_step, timeline_of
+from tracekit.analysis.bubbles.picture import WAITS_FOR, DrawnSchedule, draw_step, summary, timeline_of
 from tracekit.analysis.job.best_plans import PLAN_HEADS, moves_words, optimize_job, plan_row, sentence, settings_words
-from tracekit.analysis.job.bubbles_words import summary
 from tracekit.base.errors import LayoutError, SelectionError, TracekitError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Stored

@@ -9,8 +9,7 @@ import pytest
 from tests.analysis.bubbles.simulated import Pipeline, gpipe, one_f_one_b, random_lanes, trace
 from tracekit.analysis.bubbles import picture as picture_module
 from tracekit.analysis.bubbles.bubbles import find_bubbles
-from tracekit.analysis.bubbles.picture import DrawnSchedule, draw_step
-from tracekit.analysis.job.bubbles_words import summary
+from tracekit.analysis.bubbles.picture import DrawnSchedule, draw_step, summary
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.errors import LayoutError, SelectionError
 

@@ -14,8 +14,7 @@ from judges.rlsim import PLANTED, alternatives, draw, generate, losses, record, 
 from tests.analysis.rl.logs import GENERATION_S, STEP_S, lines, request, write
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.analysis.rl.account import RlAccount, first_line
-from tracekit.analysis.rl.logged import LoggedRun
-from tracekit.analysis.rl.rl_run import Gpus, Loop, Scenario
+from tracekit.analysis.rl.rl_run import Gpus, LoggedRun, Loop, Scenario
 from tracekit.analysis.rl.timed import TimedRun
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.rl_logs import read_rl
