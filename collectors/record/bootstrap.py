@@ -188,7 +188,7 @@ def _start(rank: int, world_size: int) -> Any:
     apply = functools.partial(setattr, session, "schedule")
     recorder.between.append(Control(directory.parent, apply, recorder.first_of_all_ranks).look)
     if options.stacks:
-        from .hang_watch import StackSampler
+        from .stack_samples import StackSampler
 
         recorder.between.append(StackSampler(session, directory).look)
     session.start()  # raises if the process may start no more threads: then no hooks are installed either

@@ -22,7 +22,7 @@ def recurs(depth, begun, end):
 @pytest.fixture
 def sampler(tmp_path):
     """The sampler of rank 3, whose training thread waits in a named function."""
-    from tracekit.collectors.record.hang_watch import StackSampler
+    from tracekit.collectors.record.stack_samples import StackSampler
 
     begun, end = threading.Event(), threading.Event()
     thread = threading.Thread(target=recurs, args=(3, begun, end))
