@@ -125,7 +125,7 @@ def fix_table(report: Report) -> Table:
         "Fix",
         "Sure",
         f"{of.capitalize()} after",
-        f"Saved per {of}",
+        "Saved per step" if of == "step" else "Saves",  # a wider head would break the titles of fixes
         *(["GPU-hours a day"] if report.daily else ()),
     )
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)

@@ -87,7 +87,8 @@ def filled_table(section: TableOfReport) -> Table:
     table = new_table(*section.heads)
     for row in section.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    table.caption, table.caption_justify = printable(section.note or ""), "left"
+    table.caption = "\n".join(printable(line) for line in (section.note or "").split("\n"))
+    table.caption_justify = "left"
     return table
 
 
