@@ -146,8 +146,8 @@ def test_hang_study_and_store_say_what_else_they_were_given(folder: Path) -> Non
 
 def said(after_s: float, *, on_a_terminal: bool) -> str:
     """What a process with one stage of work writes to stderr."""
-    shown = f"with progress('reading', after_s={after_s}) as tell:\n    tell('step times')"
-    code = f"from tracekit.base.stderr import progress\n{shown}"
+    shown = "with stderr.progress('reading') as tell:\n    tell('step times')"
+    code = f"from tracekit.base import stderr\nstderr._SHOWN_AFTER_S = {after_s}\n{shown}"
     if not on_a_terminal:
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
     ours, theirs = pty.openpty()
@@ -201,7 +201,8 @@ def test_a_count_has_a_rate_and_what_remains() -> None:
 def test_the_time_of_a_count_runs_from_its_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(stderr.time, "monotonic", lambda: now[0])
-    shown = stderr._Progress("looking", 0.0)
+    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
+    shown = stderr._Progress("looking")
     with contextlib.redirect_stderr(Terminal()) as terminal:
         for at_s, done in ((110.0, 0), (114.0, 8), (114.1, 9), (120.0, 10)):
             now[0] = at_s
@@ -218,7 +219,7 @@ def test_the_time_of_a_count_runs_from_its_first_one(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_command_says_on_a_terminal_what_it_is_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress shows from the first moment on here, not after two seconds."""
-    monkeypatch.setitem(stderr.progress.__wrapped__.__kwdefaults__, "after_s", 0.0)
+    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
     monkeypatch.setattr(stderr, "_REDRAW_S", 0.0)
     a_store()
     for command, words in SLOW:

@@ -43,7 +43,7 @@ def test_a_screen_of_80_columns_says_what_who_and_since_when(tmp_path: Path) -> 
     text = " ".join(ran.out.split())
     assert "now before lowest highest 3 windows, oldest first Step time 15.50 s 15.50 s 15.50 s 15.50 s ▁▁▁" in text
     assert "Lost 27% 27% 27% 27%" in text
-    assert "Incident open for costs owner what 1 0 min" in text
+    assert "Incident open for costs owner what 1 2 h 0 min" in text
     assert "27% none rank 1 (dp 1, stage 0), in every step, 89% sure" in text
     assert text.count("computes 100% slower than its peers") == 1
     assert "Who" not in text

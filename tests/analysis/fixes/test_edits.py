@@ -32,10 +32,14 @@ def test_a_fix_by_name_can_be_changed(job: tracekit.Job) -> None:
 def test_only_a_fix_by_name_takes_the_attribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who costs how much takes most of the time of a report; other questions do not ask."""
     job = tracekit.job_of(slow_trace(range(4)))
-    monkeypatch.setattr(PipelineJob, "attribute", None)
+
+    def refuse(_: PipelineJob) -> None:
+        raise RuntimeError("asked who costs how much")
+
+    monkeypatch.setattr(PipelineJob, "attribution", property(refuse))
     assert job.answer("worker=1,0").step_time_s == pytest.approx(HEALTHY_STEP_S)
     assert job.answer("all", keep=True).saved_s == 0.0
-    with pytest.raises(TypeError, match="not callable"):
+    with pytest.raises(RuntimeError, match="who costs"):
         job.answer("fix=replace-workers")
 
 

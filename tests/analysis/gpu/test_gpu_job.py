@@ -186,12 +186,14 @@ def test_a_thread_that_goes_on_after_another_one_called_waits_for_it(tmp_path):
     assert (ops["duration"] / US).to_list() == pytest.approx([0, 20, 10, 20])
 
 
-def test_calls_that_peers_do_not_make_go_if_their_rank_waits_long_enough_in_them(tmp_path):
+def test_calls_that_peers_do_not_make_go_if_their_rank_waits_long_enough_in_them(tmp_path, monkeypatch):
     """Rank 1 waits from 5 until 30 us for its product."""
     events = [launch(0, 1), kernel(GEMM, 10, 20, correlation=1), all_reduce(70, 10, ranks=(0, 1, 2))]
     wait = event("cuda_runtime", "cudaStreamSynchronize", 5, 26, correlation=3)
     pace = load_ranks(tmp_path, {0: events, 1: [*events, wait], 2: events}).evidence.pace
-    assert [pace.without_extra_waits(1, least_us * US) is None for least_us in (24.9, 25.1)] == [False, True]
+    for least_us, kept in ((24.9, False), (25.1, True)):
+        monkeypatch.setattr("tracekit.analysis.gpu.pace.SMALLEST_SHARE", least_us * US / pace.recorded_s)
+        assert (pace.without_extra_waits(1) is None) is kept
 
 
 @pytest.mark.parametrize(

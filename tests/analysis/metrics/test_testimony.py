@@ -214,7 +214,7 @@ def test_only_the_hosts_and_the_time_of_the_job_are_asked_for_and_a_healthy_job_
 def test_a_window_whose_metrics_cannot_be_read_is_stored_with_its_findings() -> None:
     stored = PipelineJob(JOB).stored(metrics=Broken(pl.DataFrame()))
     assert isinstance(stored, Findings)
-    assert "not testable with these metrics: http://prometheus: no answer" in stored.verdict().sightings[0].why
+    assert "not testable with these metrics: http://prometheus: no answer" in stored.report.answer.accounts[0].why
     assert stored.report.metrics
     assert stored.report.metrics.problem == "http://prometheus: no answer within 30 s"
 
