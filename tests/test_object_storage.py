@@ -121,7 +121,7 @@ def test_a_trace_in_object_storage_says_who_reads_it() -> None:
 ASKS = """
 import json, os, sys
 from tests.handmade import run
-from tracekit.base import object_storage
+from tracekit.base import paths
 
 paths._ANSWERS_S = 0.1
 for words in (("store", "list", "--store"), ("fleet", "run", "--out", "study")):
