@@ -190,7 +190,12 @@ class Gaps(Struct, frozen=True, eq=False):
 
 
 def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
-    """Cut every gap of one stage."""
+    """Cut every gap of one stage.
+
+    A gap is cut at the end of what the compute needs from another stage (until then the stage waits for its `peer`) and
+    at the end of the receive (until then for the `transfer`); the rest is the `host`'s. If a gathering of parameters
+    ended last, it is a `collective`.
+    """
     order, start, end = recorded.order, recorded.start, recorded.end
     rows = np.flatnonzero(order.stage == stage)
     own = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -269,7 +274,11 @@ def factors_of(recorded: RecordedPipeline) -> Factors:
 
 
 def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
-    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has."""
+    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has.
+
+    Each duration is the mean of its kind x a factor of its stage x one of its worker x jitter. Each factor is a switch,
+    like the time of transfers and the dependencies between stages.
+    """
     times = np.empty((2,) * len(SWITCHES))
     for jitter, workers, stages in product((0, 1), repeat=3):
         times[:, jitter, workers, stages, :] = _times(recorded, factors, bool(jitter), bool(workers), bool(stages))
@@ -395,7 +404,11 @@ def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:
 
 
 def _redistributed(recorded: RecordedPipeline, factors: Factors, virtual_stages: int) -> tuple[Floats, Floats]:
-    """Work and launch delays of that many virtual stages, seconds, [kinds, virtual stages, microbatches, lanes]."""
+    """Work and launch delays of that many virtual stages, seconds, [kinds, virtual stages, microbatches, lanes].
+
+    The layers are taken as spread evenly over each recorded stage. What the first and the last have beyond the median
+    stays at the ends of the model (embedding, loss), and a slow worker stays slow.
+    """
     old, stages = recorded.order.virtual_stages, recorded.order.stages
     work, delay = recorded.duration, recorded.delay
     if old == virtual_stages:

@@ -240,7 +240,11 @@ _MOST_HOSTS = 4
 
 
 def remedy_for(advice: str | Advice, names: Names, where: Place, *, on_cpus: bool = False) -> str:
-    """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
+    """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job.
+
+    Names in braces: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or "its node" if none is
+    known), `ends` (of a link), `place` (ranks, stage or link with their hosts).
+    """
     text = advice_text(advice, on_cpus=on_cpus)
     if "{" not in text:
         return text

@@ -86,7 +86,11 @@ def late_rank(job: GraphSubject) -> BlamedRank | None:
 
 @evidence(GraphSubject)
 def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
-    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known.
+
+    A slow GPU takes longer for other kernels than those of experts, too. Experts that take longer by more than that
+    have more tokens, or are slow for a reason of their own: only their loads would tell which.
+    """
     from tracekit.analysis.experts.balance import between, find_exchanges, members_of
 
     loads, graph = experts_of(job), job.graph.ops

@@ -497,6 +497,9 @@ def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> 
 
     `deviation`: from the levels otherwise. `memory`: share of a deviation that remains a step later. `pooled`: number
     of independent series that share one variance; 1: each has its own.
+
+    A speed that wanders looks smooth for a while, too. So a curve must explain more than curves do of noise that
+    remembers from step to step.
     """
     steps = series.shape[1]
     starts = sorted({round(share * steps) for share in STARTS})

@@ -382,7 +382,11 @@ class SlowGroup(Struct, frozen=True, eq=False):
 
 
 def slow_groups(job: PipelineSubject) -> tuple[list[SlowGroup], Bools]:
-    """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
+    """The groups, and the slow workers [stages, dp_ranks] outside of any group.
+
+    A label explains workers if it covers exactly these. Of several labels, the one with the fewest parts wins, since
+    one old rack is likelier than four bad hosts.
+    """
     ungrouped = slow_workers(job)
     groups = []
     if len(job.dp_ranks) > 1 and ungrouped.sum() > 1:
@@ -445,7 +449,11 @@ class Wander(Struct, frozen=True, eq=False):
 
 
 def wander_of(job: PipelineSubject) -> Wander:
-    """Measure the wandering of a job's workers."""
+    """Measure the wandering of a job's workers.
+
+    A worker whose speed wanders resembles its own recent past: neighbouring microbatches (without a pipeline) or steps
+    of a worker differ less from each other than from the rest of its trace.
+    """
     profile = job.profile
     if profile is None or len(job.dp_ranks) < 2:
         return Wander(0.0, False, False, np.ones((1,) * 6))

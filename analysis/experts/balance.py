@@ -81,6 +81,9 @@ def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> Exchange
     """Find the pairs of each group, of the steps in which all its ranks have equally many. `members`: of MEMBERS.
 
     `layers`: how many layers of experts a forward pass has, if known.
+
+    Dispatch and combine alternate, and the combine returns what the dispatch sent. Backward passes repeat the exchanges
+    of the forward pass in reverse order, with the same rows; so do forward passes computed again.
     """
     of_step, meeting = ("group", "step"), ("group", "step", "instance")
     ordered = (

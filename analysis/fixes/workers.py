@@ -254,7 +254,10 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
 
 
 def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Plan]:
-    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
+    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven.
+
+    No deal can give the busiest DP rank less than the mean.
+    """
     profile = job.profile
     if not causes or profile is None:
         return
@@ -289,7 +292,10 @@ COMPRESSION = 2
 
 
 def general_plans(job: PipelineSubject) -> Iterator[Plan]:
-    """Plans that do not depend on a cause."""
+    """Plans that do not depend on a cause.
+
+    Most are upper bounds.
+    """
     if not collectives(job).empty:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
         kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(job.replay.graph.job.kinds)))}"

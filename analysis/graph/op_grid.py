@@ -177,7 +177,11 @@ def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:
 
 
 class ComputeRows(Struct, frozen=True, eq=False):
-    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ."""
+    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ.
+
+    A compute that waited for a collective in its middle is recorded in parts that share their microbatch. Here it is
+    one compute again, because the cause of a long one (its sequences, its worker) affects all its parts.
+    """
 
     rows: Ints
     parts: int

@@ -153,7 +153,14 @@ def _in_order(structure: Structure, members: Bools) -> list[int]:
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
-    """The tightest rule that the recording obeys; the published rule if too few ops are decisive."""
+    """The tightest rule that the recording obeys; the published rule if too few ops are decisive.
+
+    The published method posts a receive after the previous compute of its direction. Megatron issues sends and receives
+    in batches between computes, and its host waits for each batch, so a slow transfer holds up what the published rule
+    lets overlap. An op is decisive if the op it would wait for ended later than everything else it waits for: it began
+    near the one time or near the other. The nearer time wins, so no tolerance has to match how coarsely times are
+    rounded.
+    """
     votes = {posting: np.zeros(2) for posting in Posting}
     together = np.zeros(2)
     for lanes in jobs_lanes:
@@ -354,6 +361,8 @@ def with_host_order(lanes: RecordedLanes) -> Structure | None:
     """The structure of the lanes with the order of each host; None without transfers, or if times of one are missing.
 
     `lanes`: of this structure, as recorded.
+
+    Without this record, the order has to be inferred from the times of transfers (`infer_posting`).
     """
     structure = lanes.structure
     transfers = np.flatnonzero(np.isin(structure.kind, _TRANSFERS))

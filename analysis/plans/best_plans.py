@@ -46,7 +46,14 @@ class FirstStages(Struct, frozen=True, eq=False):
 
 
 class Bounds(Struct, frozen=True, eq=False, dict=True):
-    """Bounds of the plans of one schedule and number of microbatches; without the optimizer."""
+    """Bounds of the plans of one schedule and number of microbatches; without the optimizer.
+
+    Every bound is the length of a path through the computes of a step, so that it holds for every plan. To the start of
+    the last backward of a stage: the forwards of the stages before, then all its own computes; or the first microbatch
+    to the last stage and back, then what the stage has left; or, as 1F1B lets a stage hold so many microbatches, one
+    round trip after the other. From there to the end: backwards down to an earlier stage and its reductions, or the
+    stage's own reductions.
+    """
 
     cells: Stages
 
@@ -243,6 +250,9 @@ def search(
 
     The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
     time does not suffice to look at count with what no plan of them can undercut.
+
+    Schedules and numbers of microbatches are searched side by side. Only splits whose bound is within a limit are made,
+    and the limit rises until the best replayed plan is within it.
     """
     begun, best, optimizer_s = monotonic(), _Best(until), model.optimizer_s
     kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)
@@ -445,7 +455,10 @@ def step_times(stages: Stages, splits: Ints) -> Floats:
 
 
 def last_backwards(stages: Stages, splits: Ints) -> Floats:
-    """When the last backward of each stage of these plans starts, seconds, [stages, plans]."""
+    """When the last backward of each stage of these plans starts, seconds, [stages, plans].
+
+    Microbatches of a stage take equally long, so an array of plans passes through every compute once.
+    """
     ends, stage = np.cumsum(splits, axis=1), np.arange(splits.shape[1])
     forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
     start_s: Floats = np.empty(forward_s.shape)

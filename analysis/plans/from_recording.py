@@ -275,6 +275,9 @@ LEAST_RATE = 0.05
 class FittedReduction(Struct, frozen=True):
     """The cost of a reduction. `error`: of its line, relative; `unsure_s`: how much the step time of other buckets may
     be off because several rates explain the recording.
+
+    Its rates follow from what no plan changes: a bucket needs the same service, fixed_s + per_mb_s x MiB, wherever it
+    runs. Beside a backward it gets `reduce_rate` of a second in each second.
     """
 
     cost: Reduction

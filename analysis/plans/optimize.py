@@ -152,6 +152,9 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
     """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model.
 
     `until`: when to end, as `time.monotonic`; the searches have equal shares of what is left.
+
+    Each is the best within some limit that a search of limited size finds. Limits are spread evenly between the least
+    memory of any plan and that of the fastest one.
     """
     if not model.knows_memory:
         return []
@@ -181,7 +184,11 @@ _BYTES = 4
 
 
 def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
-    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says."""
+    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says.
+
+    DistributedDataParallel and its kind have one size for all buckets, not a list of layers, so the size whose buckets
+    are best is found and replayed.
+    """
     chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
     changes = model.replicas > 1 and model.space.buckets in ("free", "size")
     if changes:
