@@ -1,4 +1,7 @@
-"""The report as HTML: the card with the answer, tables of causes and fixes, and its pictures as SVG."""
+"""The report as HTML: the card with the answer, tables of causes and fixes, and its pictures as SVG.
+
+Names are escaped wherever they appear.
+"""
 
 from __future__ import annotations
 

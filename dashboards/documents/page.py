@@ -1,4 +1,7 @@
-"""A report as one self-contained HTML page: answer, worker map, steps, causes and fixes, the slowest steps."""
+"""A report as one self-contained HTML page: answer, worker map, steps, causes and fixes, the slowest steps.
+
+Names are escaped wherever they appear, and a content security policy forbids all requests.
+"""
 
 from __future__ import annotations
 

@@ -277,6 +277,10 @@ class StepOps:
     `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True if
     fewer than half of the workers of the stage ran the kind. `meeting`: a number that the ops share which start
     together, here a send and its receive; -1 for others.
+
+    An op is compared with its peers by its own cost (without waiting): the ratio to the median of its kind over all
+    workers and microbatches; in the ideal replay all peers are equal. A kind that is `alone` has no peers there (a
+    garbage collection, for example), and its ratio is infinite.
     """
 
     step: int

@@ -185,7 +185,10 @@ _SURE_OF = "how sure it is that this cause exists where it is named, not a share
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
-    """How each number on the screen or in formulas was computed, by its name."""
+    """How each number on the screen or in formulas was computed, by its name.
+
+    T(x) is the mean step time of replay x, or how long a recording takes in it; docs/method.md defines the rest.
+    """
     rows = {**_times(report), **_loss(report, gpu_hour)}
     if report.leading_finding is not None:
         rows |= _cause(report.leading_finding) | _headline(report, report.leading_finding)

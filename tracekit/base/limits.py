@@ -22,7 +22,10 @@ _limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=Non
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let the work inside take at most that long, until it next calls `check_time`."""
+    """Let the work inside take at most that long, until it next calls `check_time`.
+
+    The limit holds in the thread that set it; without one, nothing is limited.
+    """
     before = _limit.set((time.monotonic() + seconds, seconds))
     try:
         yield
@@ -46,7 +49,11 @@ _AT_ONCE = 1 << 16
 
 
 def check_pattern(pattern: str, *, any_case: bool = False) -> None:
-    """Raise ValueError for what is no pattern, or one too large."""
+    """Raise ValueError for what is no pattern, or one too large.
+
+    The engine is Rust's, linear in the names: it has neither look-around nor backreferences, limits the size of
+    patterns, and releases the GIL.
+    """
     search(pattern, ("",), any_case=any_case)
 
 

@@ -43,7 +43,10 @@ def unpacked(beginning: bytes) -> bytes:
 
 
 class Look:
-    """What can be seen of a path without reading all of it."""
+    """What can be seen of a path without reading all of it.
+
+    Nothing here raises an OSError: what cannot be read is empty, and the reader of the file reports why.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -317,7 +317,12 @@ class Accused(Struct, frozen=True):
 
 
 def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
-    """The nodes of `culprits`. `trusted`: whether the report can be."""
+    """The nodes of `culprits`. `trusted`: whether the report can be.
+
+    The one rule for what may be drained. A slow rank is no reason to drain its node: user code, input or a neighbour on
+    its cores slow it down just as well. It takes hardware evidence, such as a throttled GPU, in a report that can be
+    trusted. Other nodes are suspects, which a script gets only where it asks for them.
+    """
     drain: dict[str, None] = {}
     named: dict[str, None] = {}
     for culprit in culprits:
@@ -349,6 +354,8 @@ def hostlist(names: Iterable[str]) -> str:
 
     Numbers with leading zeros share brackets only with those of the same length. Raises ValueError for a name that
     `is_node_name` rejects.
+
+    Ranges are used only if Slurm expands them to the same names.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
@@ -440,6 +447,8 @@ class RunVerdict(Struct, frozen=True):
     run, `wall_s`. `lost_share`: of that time, too. `causes`: worst first. `ended`: how the job ended, None while it
     runs and if unknown. `notes`: what the times cannot be trusted for. `of_windows`: how many the job has, for the
     verdict on a part of its run; None for the whole run.
+
+    It is a ledger: its causes add up to what the windows lost, and they are rows of the bill.
     """
 
     first_step: int

@@ -164,6 +164,8 @@ class Bubbles(Struct, frozen=True):
 
     `window_s`: from the first start to the last end of any compute. `share`: of the window. `causes`: largest first.
     `unknown`: why there are no figures, `causes_unknown`: why there are no causes; null if there are.
+
+    All figures are seconds per lane (one DP rank in one step, all its stages), means over the lanes.
     """
 
     window_s: float | None

@@ -45,7 +45,11 @@ class Lack(Struct, frozen=True):
 
 
 class SourceKind(Struct, frozen=True):
-    """A kind of source, with what it lacks. `title`: for people."""
+    """A kind of source, with what it lacks. `title`: for people.
+
+    Detectors, verdict, trust, bill and documentation read this one table. What a single file lacks is found when it is
+    read.
+    """
 
     title: str
     lacks: tuple[Lack, ...] = ()

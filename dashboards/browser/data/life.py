@@ -50,6 +50,8 @@ class Life:
     """`spans`: `start_s`, `end_s`, `window`, `step` (null if a span is of windows), `first_step`, `last_step`,
     `recorded_s`, `tokens_per_s`, `loss`, `mfu`, and whether the line is `broken` before it because steps in between
     were not recorded. `losses`: `start_s`, `end_s`, `kind`, `lost_s` of a mean step. Times are seconds since the epoch.
+
+    Of few windows, spans are steps, from the reports; of more, they are windows or several of them, from the catalogue.
     """
 
     spans: pl.DataFrame

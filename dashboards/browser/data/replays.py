@@ -61,6 +61,8 @@ class WhatifQuery:
     """One question: the selection as text, what happens to it, and for `scale` by which factor.
 
     With `peers`, the text may be a whole edit, which scales some selections.
+
+    Selections and edits have the language of `whatif --fix` and `--keep`.
     """
 
     selection: str
@@ -304,7 +306,10 @@ class GpuQuestion(Struct, frozen=True):
 
 
 def gpu_questions(report: Report) -> tuple[GpuQuestion, ...]:
-    """The questions about a recording of GPUs, none about other jobs."""
+    """The questions about a recording of GPUs, none about other jobs.
+
+    Their answers are replays, so they have the prices of fixes.
+    """
     gpus = report.gpu_of_ranks
     if not gpus or (report.job.gpu_ops or report.job.ops or 0) > _MOST_GPU_OPS:
         return ()
@@ -436,7 +441,11 @@ class _Run:
 
 
 class Replays:
-    """Answers questions on jobs of a store, each once."""
+    """Answers questions on jobs of a store, each once.
+
+    Asking again is how progress is watched, so a page that is left, a server that is restarted and a second process
+    need no care: who still wants the answer asks again.
+    """
 
     def __init__(self, results: Results) -> None:
         self._results = results

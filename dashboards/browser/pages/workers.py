@@ -1,4 +1,7 @@
-"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step."""
+"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step.
+
+Buttons that choose a worker or a host have the id `{"type": "pick-worker", ...}` or `{"type": "pick-host", ...}`.
+"""
 
 from __future__ import annotations
 

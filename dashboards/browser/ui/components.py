@@ -1,4 +1,8 @@
-"""Building blocks of the pages: panels, tables, controls, figures that our assets draw, terms defined."""
+"""Building blocks of the pages: panels, tables, controls, figures that our assets draw, terms defined.
+
+Every text is a child or a prop, never markup: names of jobs and hosts are untrusted. Labels of controls are HTML
+labels, so that clicks and screen readers find the control.
+"""
 
 from __future__ import annotations
 

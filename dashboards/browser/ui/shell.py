@@ -366,7 +366,10 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def as_prose(content: Any) -> Any:
-    """`content` and all components in it, changed in place; text with code becomes a list of parts."""
+    """`content` and all components in it, changed in place; text with code becomes a list of parts.
+
+    Reports keep plain text, which terminals and messages show as it is.
+    """
     match content:
         case html.Code() | html.Pre():
             return content
@@ -426,7 +429,10 @@ _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0
 
 
 def range_control(job: str, path: str) -> list[Component]:
-    """What range is shown, with links to others and a form; nothing where the job has no times."""
+    """What range is shown, with links to others and a form; nothing where the job has no times.
+
+    Pages of a job with several windows show the newest one in the range; charts of time show the range alone.
+    """
     whole = results().spans(job, 1)
     if whole.is_empty():
         return []

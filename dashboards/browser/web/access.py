@@ -172,7 +172,10 @@ class ProxyHeader:
 
 
 def read_auth(text: str) -> Auth:
-    """Parse `--auth`. Raises SelectionError if it is invalid."""
+    """Parse `--auth`. Raises SelectionError if it is invalid.
+
+    Two ways: tokens, or a header that a reverse proxy at a trusted address sets after it has authenticated the user.
+    """
     kind, colon, rest = text.partition(":")
     if kind == "password":
         raise SelectionError(f"--auth {text!r}: {NO_PASSWORDS}")
@@ -235,7 +238,11 @@ _WRONG = "This token is not valid, or not any more. Ask whoever runs the dashboa
 
 
 class Tokens:
-    """Admits whoever has a token of the file; without one, of the random `token`. Raises SelectionError."""
+    """Admits whoever has a token of the file; without one, of the random `token`. Raises SelectionError.
+
+    The file is read again when it changes: whoever is removed from it, or gets another token, is out at the next
+    request.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.token = secrets.token_urlsafe(16) if path is None else None

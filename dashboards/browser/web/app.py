@@ -147,6 +147,11 @@ class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    """One loop reads requests and writes answers of all connections; a thread gets a request once it is complete, and
+    leaves the answer to the loop. So a client that sends or reads slowly holds a connection but no thread; a silent one
+    is closed after a while, and with too many the one that has been silent for longest.
+    """
+
     def handle_accept(self) -> None:
         """Accept a connection; close the one that has been silent for longest if there are too many."""
         super().handle_accept()
