@@ -173,7 +173,7 @@ class Changes:
 class StoreChanges:
     """The changes of one job, or of all. The contents of the store at the first look are not news.
 
-    It reads only the store, so the process that adds windows and the one that reports them can run on different machines.
+    It reads only the store, so whoever adds windows and whoever reports them can run on different machines.
     """
 
     def __init__(self, store: Store, job: str | None = None) -> None:
