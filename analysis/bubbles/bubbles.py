@@ -40,6 +40,16 @@ from tracekit.report.questions import (
 #: Computes of a stage that overlap by more than this share of the window do not follow each other.
 MOST_OVERLAP = 1e-3
 
+PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
+REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
+#: A gap of this many seconds can hold other work.
+USABLE_S = 50e-6
+#: What can be switched off; what all of them leave unexplained is the host's.
+SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
+#: The share of the weight gradients in a whole backward, least and most, if it is not known.
+WEIGHT_SHARES = (1 / 3, 1 / 2)
+V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
+
 
 def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     """Find where the stages of a pipeline are idle, why, and what these schedules would cost.
@@ -156,12 +166,6 @@ def _priced(
     )
 
 
-PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
-REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
-#: A gap of this many seconds can hold other work.
-USABLE_S = 50e-6
-
-
 class Places(Struct, frozen=True, eq=False):
     """Seconds, sums over lanes. `window_s`: from the first start to the last end of any compute. `work_s`, `usable_s`:
     [stages]. `idle_s`: [stages, places, reasons, 1 + stages], the last by what is waited for: no stage, or which.
@@ -241,10 +245,6 @@ def find_places(recorded: RecordedPipeline) -> Places:
     return Places(float((finish - begin).sum()), work, usable, idle, overlap)
 
 
-#: What can be switched off; what all of them leave unexplained is the host's.
-SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
-
-
 class Factors(Struct, frozen=True, eq=False):
     """Durations taken apart. `kind`: mean seconds of each kind, [kinds, 1, 1]. `level`: seconds of a usual worker on
     each virtual stage, [kinds, virtual stages, 1]. `worker`: how many times as long each worker takes, [kinds, virtual
@@ -316,11 +316,6 @@ def _ratio(over: Floats, under: Floats) -> Floats:
 def inverse(factor: Floats) -> Floats:
     """Return 1 / factor, 0 where it is 0."""
     return np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0)
-
-
-#: The share of the weight gradients in a whole backward, least and most, if it is not known.
-WEIGHT_SHARES = (1 / 3, 1 / 2)
-V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 
 
 class TimedSchedule(Struct, frozen=True, eq=False):

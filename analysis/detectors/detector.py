@@ -23,6 +23,9 @@ from tracekit.base.text import code_name, short
 from tracekit.report.finding import Figure, LossKind, Place, Spent
 from tracekit.trace.model import OpKind, Worker
 
+J = TypeVar("J", bound=Subject)
+D = TypeVar("D", bound="Detector")
+
 
 class FindingThresholds(Struct, frozen=True):
     """When a candidate is reported, and gives way to another one."""
@@ -35,9 +38,6 @@ class FindingThresholds(Struct, frozen=True):
 
 
 FINDINGS = FindingThresholds()
-
-J = TypeVar("J", bound=Subject)
-D = TypeVar("D", bound="Detector")
 
 
 class Candidate(Struct, frozen=True, eq=False):

@@ -34,6 +34,9 @@ from tracekit.analysis.replay.pipeline_costs import keeps_delay
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, changed, scaled
 from tracekit.trace.model import COMMUNICATION, OpKind
 
+#: Look at a sample of this many computes before looking at all.
+LARGEST_SAMPLE = 200_000
+
 
 class PausedComputeThresholds(Struct, frozen=True):
     """When computes are paused, and by what. `causes`: the benchmark of 582 simulated jobs."""
@@ -168,10 +171,6 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
             factor = np.where(rising[None, :, None], profile.slow_worker, 1.0)[:, :, None, None]
             table = ComputeTable.of(self.replay.graph, self._after(*self._explained, Scale(table, 1 / factor)))
         return find_pauses(table, suspects)
-
-
-#: Look at a sample of this many computes before looking at all.
-LARGEST_SAMPLE = 200_000
 
 
 class Pauses(Struct, frozen=True, eq=False):

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tracekit.report.questions import CauseOfImbalance
     from tracekit.trace.op import OpTrace
 
+#: More ops than this take too long in every report; the last steps that fit are looked at.
+_MOST_OPS = 1_000_000
+_WORK = "compute"
+
 
 @evidence(GraphSubject)
 def experts_of(job: GraphSubject) -> ExpertLoads:
@@ -144,11 +148,6 @@ def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bo
     edit = SetOps(cost, cost != even_pace(job).cost)
     faster = job.pace.freed((rank,)) if freed else None
     return edit if faster is None else Together((faster, edit))
-
-
-#: More ops than this take too long in every report; the last steps that fit are looked at.
-_MOST_OPS = 1_000_000
-_WORK = "compute"
 
 
 def exchange_trace(trace: Trace) -> OpTrace | None:

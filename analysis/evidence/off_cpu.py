@@ -32,6 +32,9 @@ from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind, Worker
 from tracekit.trace.schema import LASTED, OFF_CPU, QUEUED, WAITED
 
+_FORWARD = (OpKind.FORWARD_COMPUTE,)
+_BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
+
 
 class WaitThresholds(Struct, frozen=True):
     """When a thread waits for more than its work. `frameworks`: the benchmark of trainings, also at high load."""
@@ -139,10 +142,6 @@ def stands_out(beside: Floats, on: Bools) -> Bools:
         apart = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
         out[kind] = level[kind] - middle >= WAITS.kind_spreads * apart
     return out
-
-
-_FORWARD = (OpKind.FORWARD_COMPUTE,)
-_BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
 
 
 class Lockstep(Struct, frozen=True, eq=False, dict=True):

@@ -36,6 +36,11 @@ from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
+#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
+FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
+
 
 class SlowWorkerThresholds(Struct, frozen=True):
     """When workers are slow, alone or together. `causes`: the benchmark of 582 simulated jobs."""
@@ -483,12 +488,6 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     shows = seen > SLOW_WORKERS.variance_ratio * expected
     even = 1 / np.exp(np.nan_to_num(own))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
-
-
-#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
-FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
-#: No GPU has such a clock.
-HIGHEST_MHZ = 1e5
 
 
 class SampledGpu(Struct, frozen=True):

@@ -20,6 +20,8 @@ from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.trace.model import KINDS, OpKind
 
+COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
 
 class _Place(Struct, frozen=True, eq=False):
     """Rows of one slot in one block, and where its lanes are among all steps x dp_ranks; all in order for a slice.
@@ -217,9 +219,6 @@ def _parts(labels: Ints, microbatch: Ints) -> int:
     apart = labels.reshape(-1, parts, labels.shape[1])
     one_label = (apart == apart[:, :1]).all() and (np.diff(apart[:, 0], axis=0) > 0).all()
     return parts if one_label else 1
-
-
-COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
 class _Placement(Struct, frozen=True, eq=False):

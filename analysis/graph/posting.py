@@ -55,6 +55,10 @@ TAIL = (
     OpKind.OPTIMIZER.code,
 )
 
+_TRANSFERS = (*SENDS, *RECVS)
+#: Work of a worker's host, in the order of its computes.
+HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
+
 
 class Posting(StrEnum):
     """Bounds of the start of a receive, from the loosest rule to the tightest.
@@ -354,9 +358,6 @@ def _votes(start: Floats, ready: Floats, bound: Floats, where: Bools | bool = Tr
     return np.array([(telling & behind).sum(), telling.sum()], np.float64)
 
 
-_TRANSFERS = (*SENDS, *RECVS)
-
-
 def with_host_order(lanes: RecordedLanes) -> Structure | None:
     """The structure of the lanes with the order of each host; None without transfers, or if times of one are missing.
 
@@ -430,10 +431,6 @@ def _buffered(structure: Structure, posted: Floats, resumed: Floats, row: int) -
     (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
     met = resumed[row] >= posted[recv]
     return bool(met.mean() < OBEYED_SHARE)
-
-
-#: Work of a worker's host, in the order of its computes.
-HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
 
 
 def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:

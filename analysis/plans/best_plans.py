@@ -23,6 +23,22 @@ from tracekit.trace.model import Layout, OpKind
 
 #: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
 _TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
+#: The limit rises by this share of the least bound at first, then by twice as much each time.
+FIRST_RISE = 1e-3
+#: Splits of equal bounds that are replayed first; then twice as many each time.
+_FIRST_REPLAYED = 4
+#: First stages that are kept to find the most promising splits of a kind, and how many of these are replayed.
+_PROMISING, _OF_KIND = 1 << 10, 2
+#: Times closer than this share are equal: sums in another order differ by rounding.
+ROUNDING = 1e-11
+#: Plans that a search returns at most.
+MOST_PLANS = 10
+#: Extra cost of an end stage below this share of the stage is noise.
+SMALLEST_EXTRA = 0.02
+#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
+_PARTS = 1 << 12
+#: Plans of one pass over the schedule: their times fit into the cache.
+_AT_ONCE = 4096
 
 
 class FirstStages(Struct, frozen=True, eq=False):
@@ -153,18 +169,6 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         chosen = np.flatnonzero(bound <= limit_s)
         ends = np.concatenate([parts.ends[part[chosen]], end[chosen, None]], axis=1)
         return FirstStages(ends, finish[chosen], longest[chosen], bound[chosen])
-
-
-#: The limit rises by this share of the least bound at first, then by twice as much each time.
-FIRST_RISE = 1e-3
-#: Splits of equal bounds that are replayed first; then twice as many each time.
-_FIRST_REPLAYED = 4
-#: First stages that are kept to find the most promising splits of a kind, and how many of these are replayed.
-_PROMISING, _OF_KIND = 1 << 10, 2
-#: Times closer than this share are equal: sums in another order differ by rounding.
-ROUNDING = 1e-11
-#: Plans that a search returns at most.
-MOST_PLANS = 10
 
 
 class TimedPlan(Struct, frozen=True):
@@ -320,12 +324,6 @@ def timed(model: PlanModel, plan: TrainingPlan) -> TimedPlan:
     return TimedPlan(plan, float(step_times(cells, np.array([plan.split]))[0]), memory_of(cells, plan))
 
 
-#: Extra cost of an end stage below this share of the stage is noise.
-SMALLEST_EXTRA = 0.02
-#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
-_PARTS = 1 << 12
-
-
 class StageModel(Struct, frozen=True, eq=False):
     """Cost of stages, seconds per microbatch.
 
@@ -441,10 +439,6 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     candidates = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
     splits = [model.layers, *(each.plan.split for each in candidates)]
     return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))
-
-
-#: Plans of one pass over the schedule: their times fit into the cache.
-_AT_ONCE = 4096
 
 
 def step_times(stages: Stages, splits: Ints) -> Floats:

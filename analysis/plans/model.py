@@ -31,6 +31,11 @@ _Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 #: Seconds that a microbatch of s samples takes: the first + the second x s.
 _Line = tuple[_Amount, _Amount]
 Fixed = Literal["fixed"]
+#: How far true step times are from a line, relative, a standard deviation.
+OFF_THE_LINE = 0.005
+#: Degrees of freedom that stand for that figure where no runs do.
+_FREEDOM = 30
+_LARGEST = 1e9
 
 
 def content_of(path: Path) -> bytes:
@@ -194,13 +199,6 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
         values = np.array([getattr(layer, name) or 0.0 for layer in self.layers])
         figures: Floats = values if values.ndim == 1 else values @ np.array([1.0, samples])
         return figures
-
-
-#: How far true step times are from a line, relative, a standard deviation.
-OFF_THE_LINE = 0.005
-#: Degrees of freedom that stand for that figure where no runs do.
-_FREEDOM = 30
-_LARGEST = 1e9
 
 
 class WholeRuns(Struct, frozen=True, eq=False):

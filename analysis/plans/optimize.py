@@ -35,6 +35,12 @@ from tracekit.trace.compute_order import Schedule
 #: A search ends after this time, the last share of which is for the front of time against memory.
 TIME_LIMIT_S, _OF_FRONT = 60.0, 1 / 3
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
+#: Sizes of memory that are tried.
+LIMITS = 12
+#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
+_PARTS = 1 << 14
+#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
+_BYTES = 4
 
 
 def optimize(
@@ -123,12 +129,6 @@ def _reason(model: PlanModel, result: SearchResult) -> str:
     return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
 
 
-#: Sizes of memory that are tried.
-LIMITS = 12
-#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
-_PARTS = 1 << 14
-
-
 def least_memory_gb(model: PlanModel) -> float:
     """The least memory that any plan of the space needs in its fullest stage, GB."""
     kinds = [Stages(model, schedule, count, None) for schedule in model.schedules for count in model.microbatches]
@@ -177,10 +177,6 @@ def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: i
     if left_s <= 0:
         return []
     return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + left_s / searches).plans[:1]
-
-
-#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
-_BYTES = 4
 
 
 def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:

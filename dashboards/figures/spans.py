@@ -23,6 +23,18 @@ _COMMUNICATES = np.array([kind.is_communication for kind in KINDS])
 #: The overview stores a ratio in a byte, in this many steps per 1; 0 is "no op".
 OVERVIEW_STEPS = 50
 
+STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
+_STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)
+_COMPUTE = STREAM_NAMES.index("compute")
+
+_FORWARD, _BACKWARD = (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV), (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV)
+#: The sends and receives that go with an op of a microbatch.
+_HANDED_ON = dict.fromkeys((OpKind.FORWARD_COMPUTE, *_FORWARD), _FORWARD) | dict.fromkeys(
+    (OpKind.BACKWARD_COMPUTE, *_BACKWARD), _BACKWARD
+)
+#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
+SHORTEST_PEER_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -244,20 +256,6 @@ def slowest(
         pl.when(pl.col("ratio").is_finite()).then("ratio").alias("ratio"),
         pl.when(pl.col("microbatch") >= 0).then("microbatch").alias("microbatch"),
     )
-
-
-STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
-_STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)
-_COMPUTE = STREAM_NAMES.index("compute")
-
-_FORWARD, _BACKWARD = (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV), (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV)
-#: The sends and receives that go with an op of a microbatch.
-_HANDED_ON = dict.fromkeys((OpKind.FORWARD_COMPUTE, *_FORWARD), _FORWARD) | dict.fromkeys(
-    (OpKind.BACKWARD_COMPUTE, *_BACKWARD), _BACKWARD
-)
-
-#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
-SHORTEST_PEER_S = 1e-6
 
 
 class Replay(StrEnum):

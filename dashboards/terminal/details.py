@@ -56,6 +56,10 @@ _POSTED = {
     Posting.RECORDED: "in the order in which the host asked and waited, as recorded",
 }
 
+_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
+
+_LONGEST_HOST = 28
+
 
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
@@ -179,9 +183,6 @@ def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
     return grid
-
-
-_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
@@ -325,9 +326,6 @@ def _pictures(report: Report) -> dict[str, str]:
         "Steps": f"what goes with the causes, the rest as stragglers cost each step; most: step {step.step},"
         f" {seconds(step.lost_s or 0.0)} of {seconds(step.recorded_s)}",
     }
-
-
-_LONGEST_HOST = 28
 
 
 def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:

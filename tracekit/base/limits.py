@@ -18,6 +18,12 @@ from tracekit.base.text import quoted
 
 #: Until when, by the monotonic clock, and how many seconds that were; the latter for the message.
 _limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=None)
+#: A longer pattern is no question of a person.
+LONGEST_PATTERN = 200
+#: Characters searched between two looks at the time, and at Ctrl-C.
+_AT_ONCE = 1 << 16
+#: A folder with more files and folders below it is not searched for a job.
+MOST_ENTRIES = 50_000
 
 
 @contextmanager
@@ -40,12 +46,6 @@ def check_time() -> None:
         raise TimeLimitError(
             f"it took longer than {limit[1]:g} s; ask for less at a time, such as `worker=1,2` or `step=100-105`"
         )
-
-
-#: A longer pattern is no question of a person.
-LONGEST_PATTERN = 200
-#: Characters searched between two looks at the time, and at Ctrl-C.
-_AT_ONCE = 1 << 16
 
 
 def check_pattern(pattern: str, *, any_case: bool = False) -> None:
@@ -82,10 +82,6 @@ def _some_at_once(names: Sequence[str]) -> Iterator[Sequence[str]]:
         if characters >= _AT_ONCE or number == len(names):
             yield names[first:number]
             first, characters = number, 0
-
-
-#: A folder with more files and folders below it is not searched for a job.
-MOST_ENTRIES = 50_000
 
 
 class Search:

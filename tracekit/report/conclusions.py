@@ -20,6 +20,19 @@ from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
 from tracekit.report.tables import Maybe, Number
 from tracekit.trace.model import Worker
 
+#: Parts of a rank that a fault of its machine can slow down; others are software or input.
+MACHINE_PARTS = frozenset(("compute", "process", "network"))
+#: More nodes than this are counted, not listed.
+_MOST_LISTED = 4
+#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
+_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
+#: A cause that costs less than this share of the step is not a headline by itself.
+SMALLEST_ALARMING_SHARE = 0.05
+#: The cause of what is left of a straggler's loss once its causes are named.
+UNEXPLAINED = "unexplained"
+
 
 class Trust(Struct, frozen=True):
     """Whether to believe the report."""
@@ -285,12 +298,6 @@ class Answer(Struct, frozen=True):
     accounts: tuple[CauseInWords, ...]
 
 
-#: Parts of a rank that a fault of its machine can slow down; others are software or input.
-MACHINE_PARTS = frozenset(("compute", "process", "network"))
-#: More nodes than this are counted, not listed.
-_MOST_LISTED = 4
-
-
 class Nodes(NamedTuple):
     """Nodes of culprits, costliest first, with names that are safe for a script: those to `drain`, and the others."""
 
@@ -338,12 +345,6 @@ def _listed(nodes: tuple[str, ...]) -> str:
     return ", ".join(map(short, nodes)) if len(nodes) <= _MOST_LISTED else f"{len(nodes)} hosts"
 
 
-#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
-_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
-_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
-
-
 def is_node_name(name: str) -> bool:
     """Whether a name can be passed unquoted to a shell and to Slurm."""
     return _NODE_NAME.fullmatch(name) is not None
@@ -387,12 +388,6 @@ def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
     ranges = runs(numbers)
     words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in ranges]
     return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"
-
-
-#: A cause that costs less than this share of the step is not a headline by itself.
-SMALLEST_ALARMING_SHARE = 0.05
-#: The cause of what is left of a straggler's loss once its causes are named.
-UNEXPLAINED = "unexplained"
 
 
 class State(StrEnum):

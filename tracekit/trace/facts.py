@@ -20,6 +20,16 @@ from tracekit.trace.model import Layout, Worker
 if TYPE_CHECKING:
     import numpy as np
 
+#: Name at most this many workers that were not traced.
+MOST_MISSING = 1000
+#: The key of the metadata that has values of steps: name -> step -> value.
+STEP_VALUES = "step_values"
+NAMES = ("tokens", "loss")
+#: Of a step; a float of 64 bits counts no further.
+MOST_TOKENS = 1 << 53
+StepValues = Mapping[str, Mapping[int, float]]
+_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
 
 class Fact(StrEnum):
     """What a conclusion can rest on."""
@@ -100,10 +110,6 @@ WINDOW = SourceKind(
 )
 
 
-#: Name at most this many workers that were not traced.
-MOST_MISSING = 1000
-
-
 @dataclass(frozen=True, slots=True)
 class TraceCoverage:
     """How much of the job the trace covers. A worker-step is one worker in one step.
@@ -154,15 +160,6 @@ class MissingMembers:
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
     """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
     return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
-
-
-#: The key of the metadata: name -> step -> value.
-STEP_VALUES = "step_values"
-NAMES = ("tokens", "loss")
-#: Of a step; a float of 64 bits counts no further.
-MOST_TOKENS = 1 << 53
-StepValues = Mapping[str, Mapping[int, float]]
-_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:

@@ -28,6 +28,11 @@ MOST_OPS = 5_000_000
 MOST_KINDS = 4
 #: Parts of a stalled step that the job meant to do.
 _MEANT = ("checkpoint", "evaluation")
+#: Room for the labels of the y axes, so that moments are below each other, pixels.
+_LEFT = 104
+_ROW_PX = 26
+#: Where a click on a row of spans or events leads; None: nowhere.
+Where = Callable[[int | None, int | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +231,6 @@ def _stops(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame)
             if stall.part in _MEANT and (when := times.get((number, stall.step))) is not None:
                 words = f"step {stall.step} took {stall.extra_s:.3g} s longer"
                 yield Event(stall.part, *when, words, number, stall.step)
-
-
-#: Room for the labels of the y axes, so that moments are below each other, pixels.
-_LEFT = 104
-_ROW_PX = 26
-#: Where a click on a row of spans or events leads; None: nowhere.
-Where = Callable[[int | None, int | None], str | None]
 
 
 def rates(

@@ -61,6 +61,8 @@ OTHER_VERSION = "It was analysed by another version of tracekit."
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+_Read = TypeVar("_Read")
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -491,9 +493,6 @@ class FleetStudy:
                 "lost_gpu_hours", "job", descending=[True, False], nulls_last=True
             ),
         )
-
-
-_Read = TypeVar("_Read")
 
 
 class ResultCache:

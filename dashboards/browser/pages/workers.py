@@ -67,6 +67,10 @@ MOST_BARS = 240
 MOST_ROWS = 40
 #: Workers of a host that are marked on the map.
 MOST_MARKED = 500
+#: Workers, hosts and steps listed.
+LISTED = 10
+HOSTS_LISTED = 12
+SLOWEST_STEPS = 10
 
 
 def build(stored: Stored, report: Report, **state: str) -> list[Component]:
@@ -341,12 +345,6 @@ def _followed(
 clientside_callback(
     ClientsideFunction("tracekit", "remember"), Input("workers-view", "data"), prevent_initial_call=True
 )
-
-
-#: Workers, hosts and steps listed.
-LISTED = 10
-HOSTS_LISTED = 12
-SLOWEST_STEPS = 10
 
 
 def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:

@@ -34,6 +34,16 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]@:/?#\s]+)(:\d{1,5})?")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _Start = Callable[..., Any]
 
+HELP = (
+    "token (prints a link), token:FILE (a line NAME: TOKEN for each person) or proxy:HEADER@ADDRESS (HEADER names the"
+    " user, set by the reverse proxy at ADDRESS: IP addresses or networks, with commas)"
+)
+NO_PASSWORDS = (
+    "the dashboard has no passwords any more: write a line NAME: TOKEN for each person, with a token that"
+    " `openssl rand -hex 16` prints, and start it with --auth token:FILE"
+)
+_LONGEST_NAME = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -124,17 +134,6 @@ class WithoutPrefix:
         if self.prefix != "/" and path.startswith(self.prefix):
             environment = {**environment, "PATH_INFO": "/" + path.removeprefix(self.prefix)}
         return self._application(environment, start)
-
-
-HELP = (
-    "token (prints a link), token:FILE (a line NAME: TOKEN for each person) or proxy:HEADER@ADDRESS (HEADER names the"
-    " user, set by the reverse proxy at ADDRESS: IP addresses or networks, with commas)"
-)
-NO_PASSWORDS = (
-    "the dashboard has no passwords any more: write a line NAME: TOKEN for each person, with a token that"
-    " `openssl rand -hex 16` prints, and start it with --auth token:FILE"
-)
-_LONGEST_NAME = 200
 
 
 class Auth(Protocol):

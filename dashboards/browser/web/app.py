@@ -40,6 +40,14 @@ _DOCUMENT = """<!DOCTYPE html>
 
 #: Scripts of Dash that no page needs: for browsers older than its styles need, and for a table of its own.
 _UNUSED = re.compile(r'<script src="[^"]*(deps/polyfill@|/dash_table/)[^"]*"></script>\n')
+#: A client may be silent for so long.
+PATIENCE_S = 30
+#: Open connections; fewer if the process may not open twice as many files. A browser opens six.
+MOST_CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
+LONGEST_HEAD = 32 * 1024
+#: Unread bytes of answers above which a connection gets no further answers.
+MOST_NOT_TAKEN = 1024 * 1024
 
 
 class _App(Dash):
@@ -107,16 +115,6 @@ def _give_callbacks(app: Dash) -> None:
     app.callback_map.update({name: dict(function) for name, function in functions.items()})
     app._callback_list.extend(callbacks)  # noqa: SLF001 - as Dash does it
     app._inline_scripts.extend(scripts)  # noqa: SLF001 - as Dash does it
-
-
-#: A client may be silent for so long.
-PATIENCE_S = 30
-#: Open connections; fewer if the process may not open twice as many files. A browser opens six.
-MOST_CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
-LONGEST_HEAD = 32 * 1024
-#: Unread bytes of answers above which a connection gets no further answers.
-MOST_NOT_TAKEN = 1024 * 1024
 
 
 class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
