@@ -39,6 +39,13 @@ _MOST_STALLS = 3
 _LARGEST_DIFFERENCE = 0.01
 #: How a cell begins that holds a figure, or none where others have one.
 _FIGURE = re.compile(r"-?$|(at most )?[-+]?\d")
+#: Shares over the mean from which on a cell of a grid is darker.
+_SHADES, _FROM = "·░▒▓█", (0.05, 0.2, 0.5, 1.0)
+_SPARKS = "▁▂▃▄▅▆▇█"
+#: What bars of a timeline can be, in the order of the legend, which begins again where it is longer.
+_WHATS = "█▓▒░:-+=*"
+#: The most rows of a timeline; the width of names, and of the ends of a range.
+_MOST_ROWS, _NAMES, _ENDS = 24, 16, 24
 
 
 def worker_name(worker: OfWorker) -> str:
@@ -356,15 +363,6 @@ def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
         return datetime.fromtimestamp(epoch_s, zone)
     except (ValueError, OverflowError, OSError):  # a trace can hold any number
         return None
-
-
-#: Shares over the mean from which on a cell of a grid is darker.
-_SHADES, _FROM = "·░▒▓█", (0.05, 0.2, 0.5, 1.0)
-_SPARKS = "▁▂▃▄▅▆▇█"
-#: What bars of a timeline can be, in the order of the legend, which begins again where it is longer.
-_WHATS = "█▓▒░:-+=*"
-#: The most rows of a timeline; the width of names, and of the ends of a range.
-_MOST_ROWS, _NAMES, _ENDS = 24, 16, 24
 
 
 def lines_of(drawn: Picture, width: int) -> list[str]:

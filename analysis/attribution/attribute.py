@@ -290,7 +290,11 @@ def _slowest_workers(times: Floats, dp_ranks: tuple[int, ...]) -> tuple[Worker, 
 
 
 def forward_backward_correlation(replay: JobReplay) -> dict[int, float | None]:
-    """Stage -> r; None if a stage has no forwards or no backwards, or if one of them does not vary."""
+    """Stage -> r; None if a stage has no forwards or no backwards, or if one of them does not vary.
+
+    Long sequences slow down both, so r is close to 1 (at least 0.9 in the OSDI'25 paper). A single slow worker has the
+    same effect, so a high correlation alone proves nothing.
+    """
     return {stage: _correlation(*_pairs(replay, stage)) for stage in range(replay.graph.layout.pp)}
 
 
@@ -319,6 +323,8 @@ def coarse_starts_s(graph: DependencyGraph) -> float | None:
 
     If durations lie on the same grid, the recorder's clock is that coarse or the trace was made by hand, and nothing
     was lost.
+
+    Times stored as float32, or rounded, lose digits of the starts, which are large, but not of the durations.
     """
     gaps, durations = _samples(graph)
     if len(gaps) < FEWEST_GAPS:
@@ -443,7 +449,13 @@ def step_times_each_changed(
 
 
 def step_times_by_paths(replay: JobReplay, changes: Changes) -> Floats:
-    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank after `changes`, by longest paths."""
+    """Step times, seconds, [steps, dp_ranks]: the original job with one DP rank after `changes`, by longest paths.
+
+    Lanes of a step meet in collectives only. So a step is a small graph of its start, its collectives and its end,
+    whose edges are the longest paths in between, maximised over lanes. Changing one DP rank replaces its part of each
+    maximum: the longest and the second longest lane of each edge suffice for every rank. That takes one pass over the
+    trace per collective; replays would take one per DP rank.
+    """
     graph = replay.graph
     before, after = _Lanes.after(replay, ORIGINAL), _Lanes.after(replay, changes)
     order = _collectives_in_order(replay)

@@ -40,6 +40,16 @@ from tracekit.report.questions import (
 #: Computes of a stage that overlap by more than this share of the window do not follow each other.
 MOST_OVERLAP = 1e-3
 
+PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
+REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
+#: A gap of this many seconds can hold other work.
+USABLE_S = 50e-6
+#: What can be switched off; what all of them leave unexplained is the host's.
+SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
+#: The share of the weight gradients in a whole backward, least and most, if it is not known.
+WEIGHT_SHARES = (1 / 3, 1 / 2)
+V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
+
 
 def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     """Find where the stages of a pipeline are idle, why, and what these schedules would cost.
@@ -156,12 +166,6 @@ def _priced(
     )
 
 
-PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
-REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
-#: A gap of this many seconds can hold other work.
-USABLE_S = 50e-6
-
-
 class Places(Struct, frozen=True, eq=False):
     """Seconds, sums over lanes. `window_s`: from the first start to the last end of any compute. `work_s`, `usable_s`:
     [stages]. `idle_s`: [stages, places, reasons, 1 + stages], the last by what is waited for: no stage, or which.
@@ -190,7 +194,12 @@ class Gaps(Struct, frozen=True, eq=False):
 
 
 def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
-    """Cut every gap of one stage."""
+    """Cut every gap of one stage.
+
+    A gap is cut at the end of what the compute needs from another stage (until then the stage waits for its `peer`) and
+    at the end of the receive (until then for the `transfer`); the rest is the `host`'s. If a gathering of parameters
+    ended last, it is a `collective`.
+    """
     order, start, end = recorded.order, recorded.start, recorded.end
     rows = np.flatnonzero(order.stage == stage)
     own = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -236,10 +245,6 @@ def find_places(recorded: RecordedPipeline) -> Places:
     return Places(float((finish - begin).sum()), work, usable, idle, overlap)
 
 
-#: What can be switched off; what all of them leave unexplained is the host's.
-SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
-
-
 class Factors(Struct, frozen=True, eq=False):
     """Durations taken apart. `kind`: mean seconds of each kind, [kinds, 1, 1]. `level`: seconds of a usual worker on
     each virtual stage, [kinds, virtual stages, 1]. `worker`: how many times as long each worker takes, [kinds, virtual
@@ -269,7 +274,11 @@ def factors_of(recorded: RecordedPipeline) -> Factors:
 
 
 def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
-    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has."""
+    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has.
+
+    Each duration is the mean of its kind x a factor of its stage x one of its worker x jitter. Each factor is a switch,
+    like the time of transfers and the dependencies between stages.
+    """
     times = np.empty((2,) * len(SWITCHES))
     for jitter, workers, stages in product((0, 1), repeat=3):
         times[:, jitter, workers, stages, :] = _times(recorded, factors, bool(jitter), bool(workers), bool(stages))
@@ -307,11 +316,6 @@ def _ratio(over: Floats, under: Floats) -> Floats:
 def inverse(factor: Floats) -> Floats:
     """Return 1 / factor, 0 where it is 0."""
     return np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0)
-
-
-#: The share of the weight gradients in a whole backward, least and most, if it is not known.
-WEIGHT_SHARES = (1 / 3, 1 / 2)
-V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 
 
 class TimedSchedule(Struct, frozen=True, eq=False):
@@ -395,7 +399,11 @@ def _backward_whole(work: Floats, delay: Floats) -> tuple[Floats, Floats]:
 
 
 def _redistributed(recorded: RecordedPipeline, factors: Factors, virtual_stages: int) -> tuple[Floats, Floats]:
-    """Work and launch delays of that many virtual stages, seconds, [kinds, virtual stages, microbatches, lanes]."""
+    """Work and launch delays of that many virtual stages, seconds, [kinds, virtual stages, microbatches, lanes].
+
+    The layers are taken as spread evenly over each recorded stage. What the first and the last have beyond the median
+    stays at the ends of the model (embedding, loss), and a slow worker stays slow.
+    """
     old, stages = recorded.order.virtual_stages, recorded.order.stages
     work, delay = recorded.duration, recorded.delay
     if old == virtual_stages:

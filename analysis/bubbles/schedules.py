@@ -31,6 +31,11 @@ ZB_H1 = "zb-h1"
 _FORM = re.compile(r"(gpipe|1f1b|zb-h1|interleaved:chunks=(?P<chunks>\d{1,4}))(,weight=(?P<weight>0?\.\d{1,15}))?")
 #: Chunks of fewer layers than one would only take memory.
 _MOST_CHUNKS = 64
+#: Kinds of compute, which have these numbers in arrays. A backward is whole if its weight gradients are not separate.
+KINDS_OF_COMPUTE = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
+FORWARD, BACKWARD, WEIGHT = range(3)
+
+Lane = tuple[int, int]
 
 
 class AskedSchedule(Struct, frozen=True):
@@ -85,11 +90,6 @@ class AskedSchedule(Struct, frozen=True):
                 if len(waiting) > stage:  # of a later stage, more may wait: its backwards are needed sooner
                     yield waiting.pop(0)
         yield from waiting
-
-
-#: Kinds of compute, which have these numbers in arrays. A backward is whole if its weight gradients are not separate.
-KINDS_OF_COMPUTE = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
-FORWARD, BACKWARD, WEIGHT = range(3)
 
 
 class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
@@ -204,9 +204,6 @@ class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
             delay_row=delay_row,
             changed=changed,
         )
-
-
-Lane = tuple[int, int]
 
 
 class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):

@@ -23,6 +23,9 @@ from tracekit.base.text import code_name, short
 from tracekit.report.finding import Figure, LossKind, Place, Spent
 from tracekit.trace.model import OpKind, Worker
 
+J = TypeVar("J", bound=Subject)
+D = TypeVar("D", bound="Detector")
+
 
 class FindingThresholds(Struct, frozen=True):
     """When a candidate is reported, and gives way to another one."""
@@ -35,9 +38,6 @@ class FindingThresholds(Struct, frozen=True):
 
 
 FINDINGS = FindingThresholds()
-
-J = TypeVar("J", bound=Subject)
-D = TypeVar("D", bound="Detector")
 
 
 class Candidate(Struct, frozen=True, eq=False):
@@ -240,7 +240,11 @@ _MOST_HOSTS = 4
 
 
 def remedy_for(advice: str | Advice, names: Names, where: Place, *, on_cpus: bool = False) -> str:
-    """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job."""
+    """The advice with the names of a place filled in. `on_cpus`: no GPU takes part in the job.
+
+    Names in braces: `ranks` ("rank 9"), `it` (the pronoun for them), `hosts` ("host-0001", or "its node" if none is
+    known), `ends` (of a link), `place` (ranks, stage or link with their hosts).
+    """
     text = advice_text(advice, on_cpus=on_cpus)
     if "{" not in text:
         return text

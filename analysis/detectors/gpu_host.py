@@ -52,6 +52,11 @@ from tracekit.trace.gpu_recording import OF_TORCH
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
+#: So many functions before the first op are told.
+_MOST_TOLD = 3
+#: Names of functions and modules, also if redacted, and of operators; others are annotations.
+_FUNCTION = re.compile(r"\.pyx?\(\d+\): |^<|^nn\.Module: |^\w+::|^function \d")
+
 
 class SyncCalls(Detector):
     """A rank waits for its GPU in calls that its peers do not make, so it cannot launch ahead.
@@ -188,14 +193,6 @@ class GpuAllocation(Detector):
             f"{code_name(names[0])}{more} {on_each(job, taken_s)}: memory of the GPU is allocated in the loop",
             change,
         )
-
-
-#: So many functions before the first op are told.
-_MOST_TOLD = 3
-
-
-#: Names of functions and modules, also if redacted, and of operators; others are annotations.
-_FUNCTION = re.compile(r"\.pyx?\(\d+\): |^<|^nn\.Module: |^\w+::|^function \d")
 
 
 def _function(what: HostWhat) -> str:

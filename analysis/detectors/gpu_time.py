@@ -36,6 +36,13 @@ from tracekit.base.text import code_name, seconds, three_digits
 from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
 
+#: What pinned memory reaches where the card is not known: PCIe 4 with 16 lanes, bytes a second.
+_USUAL_LINK_S = 24e9
+#: The operator of the reentrant kind, whose backward both repeats the forward and computes gradients.
+_REENTRANT = "CheckpointFunctionBackward"
+#: At most so many findings of one kind, and names in each.
+MOST_OF_A_KIND, MOST_NAMES = 3, 8
+
 
 class GpuTimeThresholds(Struct, frozen=True):
     """When time of a recording of torch.profiler is named."""
@@ -49,9 +56,6 @@ class GpuTimeThresholds(Struct, frozen=True):
 
 
 GPU_TIME = GpuTimeThresholds()
-
-#: What pinned memory reaches where the card is not known: PCIe 4 with 16 lanes, bytes a second.
-_USUAL_LINK_S = 24e9
 
 
 class SlowCopies(Detector):
@@ -101,10 +105,6 @@ class SlowCopies(Detector):
             f" {on_each(job, float(spent_s.sum()))}, {three_digits(speed)} GB/s",
             Together((without_waits(job, calls), LessTime(less))),
         )
-
-
-#: The operator of the reentrant kind, whose backward both repeats the forward and computes gradients.
-_REENTRANT = "CheckpointFunctionBackward"
 
 
 class Recompute(Detector):
@@ -433,10 +433,6 @@ def first_launches(job: RecordingSubject) -> Ints:
     number, gpu = np.full(len(launched_by), -1, np.int64), np.flatnonzero(launched_by >= 0)[::-1]
     number[launched_by[gpu]] = numbered(*(job.ops[name].gather(gpu) for name in ("rank", "name")))
     return number
-
-
-#: At most so many findings of one kind, and names in each.
-MOST_OF_A_KIND, MOST_NAMES = 3, 8
 
 
 def plain(text: str) -> str:

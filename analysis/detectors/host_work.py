@@ -22,6 +22,9 @@ from tracekit.report.finding import Figure, Place, Unit, confidence_from
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import OpKind
 
+#: Where only collectives were recorded: compute, launches and waits look alike.
+_PROFILE_BESIDE_PEER = "profile {ranks} and a peer (torch.profiler, py-spy record): what comes before the collective"
+
 
 class HostThresholds(Struct, frozen=True):
     """When data, launches, code between ops and optimizers of a host are named."""
@@ -46,9 +49,6 @@ class HostThresholds(Struct, frozen=True):
 
 
 HOST = HostThresholds()
-
-#: Where only collectives were recorded: compute, launches and waits look alike.
-_PROFILE_BESIDE_PEER = "profile {ranks} and a peer (torch.profiler, py-spy record): what comes before the collective"
 
 
 def slow_code(kind: str, job: PipelineSubject) -> Iterator[Candidate]:

@@ -39,6 +39,13 @@ from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
+#: Intervals, in steps, at which to collect garbage; the first one that costs little enough is proposed.
+GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+#: Waits are followed over at most so many spans of steps.
+MOST_SPANS = 48
+#: Found in computes and optimizers without the waits of each step, where these are known.
+WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
+
 
 class PauseThresholds(Struct, frozen=True):
     """When pauses inside computes, and collections of garbage, are named."""
@@ -58,9 +65,6 @@ class PauseThresholds(Struct, frozen=True):
 
 
 PAUSES = PauseThresholds()
-
-#: Intervals, in steps, at which to collect garbage; the first one that costs little enough is proposed.
-GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
@@ -347,12 +351,6 @@ class ProcessPauses(Detector):
             title="The process of a worker is stopped again and again",
             excess=share / (1 - share),
         )
-
-
-#: Waits are followed over at most so many spans of steps.
-MOST_SPANS = 48
-#: Found in computes and optimizers without the waits of each step, where these are known.
-WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
 
 
 class BusyCores(Detector):

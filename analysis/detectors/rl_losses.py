@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # the replay of requests is imported for runs of post-trainin
     from tracekit.analysis.rl.rl_run import PostTrainingRun
     from tracekit.analysis.rl.timed import Generations
 
+#: What any job can try, as an edit and its title; trainers wait for a tail less.
+STALE = "staleness=1", "Generate the next samples while this step trains"
+
 
 class RlLossThresholds(Struct, frozen=True):
     """How certain a loss of post-training is."""
@@ -31,9 +34,6 @@ class RlLossThresholds(Struct, frozen=True):
 
 
 RL_LOSSES = RlLossThresholds()
-
-#: What any job can try, as an edit and its title; trainers wait for a tail less.
-STALE = "staleness=1", "Generate the next samples while this step trains"
 
 
 class _LossOfStep(Detector):

@@ -48,6 +48,18 @@ from tracekit.trace.model import OpKind, Worker
 
 #: Factors that differ by less are one figure in a sentence.
 _ALIKE = 0.03
+#: What makes a rank late besides computing: the kinds of op, and what they are in words.
+PARTS_OF_RANKS: Mapping[str, tuple[tuple[OpKind, ...], str]] = {
+    "slow-host-code": ((OpKind.HOST_DELAY, OpKind.LOSS), "host code"),
+    "slow-optimizer": ((OpKind.OPTIMIZER,), "the optimizer"),
+    "late-data-loading": ((OpKind.DATA_LOAD,), "data loading"),
+    "python-gc": ((OpKind.GC,), "garbage collection"),
+}
+
+ONE_KIND_CHECK = (
+    "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
+    " input; a machine that is slow is so in forwards and backwards"
+)
 
 
 def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -197,15 +209,6 @@ class SlowRankGroup(Detector):
                 yield of_group(self.kind, job, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")
 
 
-#: What makes a rank late besides computing: the kinds of op, and what they are in words.
-PARTS_OF_RANKS: Mapping[str, tuple[tuple[OpKind, ...], str]] = {
-    "slow-host-code": ((OpKind.HOST_DELAY, OpKind.LOSS), "host code"),
-    "slow-optimizer": ((OpKind.OPTIMIZER,), "the optimizer"),
-    "late-data-loading": ((OpKind.DATA_LOAD,), "data loading"),
-    "python-gc": ((OpKind.GC,), "garbage collection"),
-}
-
-
 def late_ranks(job: PipelineSubject) -> dict[str, tuple[Bools, Floats]]:
     """Ranks that hold up their worker by something other than computing, and when, and by how many seconds, [workers,
     ranks, steps] each; only the kinds that the trace records for each rank.
@@ -351,12 +354,6 @@ class LockstepJitter(Detector):
             " explains"
         )
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures), change, bound=True)
-
-
-ONE_KIND_CHECK = (
-    "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
-    " input; a machine that is slow is so in forwards and backwards"
-)
 
 
 def slower(job: PipelineSubject, hit: Bools, who: str) -> str:

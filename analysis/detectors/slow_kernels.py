@@ -26,6 +26,9 @@ from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import LossKind, Spent
 from tracekit.trace.gpu_activity import KernelClass
 
+#: Kernels of float32 that use no tensor cores.
+_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s|_ffma_", re.IGNORECASE)
+
 
 class KernelThresholds(Struct, frozen=True):
     """When kernels are slower than their card."""
@@ -43,9 +46,6 @@ class KernelThresholds(Struct, frozen=True):
 
 
 KERNELS = KernelThresholds()
-
-#: Kernels of float32 that use no tensor cores.
-_NO_TENSOR_CORES = re.compile(r"sgemm|_SB_|simt_s|_ffma_", re.IGNORECASE)
 
 
 class SlowKernels(Detector):

@@ -31,6 +31,21 @@ from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 from tracekit.trace.model import OpKind, Worker
 
+_UNRECORDED = "as for a checkpoint that is not recorded"
+TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
+ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
+STALL_CHECK = (
+    "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
+)
+
+ROLLOUT_CHECK = (
+    "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
+    " of a batch, and whether the inference engine batches continuously"
+)
+ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
+
+NOISE = "what noise alone does to it"
+
 
 class StopThresholds(Struct, frozen=True):
     """When work that stops workers is named, and who stands out at it."""
@@ -45,13 +60,6 @@ class StopThresholds(Struct, frozen=True):
 
 
 STOPS = StopThresholds()
-
-_UNRECORDED = "as for a checkpoint that is not recorded"
-TOGETHER_TITLE = f"All ranks stop together, {_UNRECORDED}"
-ALONE_TITLE = f"A rank stops while the others wait, {_UNRECORDED}"
-STALL_CHECK = (
-    "what the loop does in these steps: its checkpoint and evaluation intervals against the period; record it as a span"
-)
 
 
 def checkpoint_stalls(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -110,13 +118,6 @@ def stalled_s(job: PipelineSubject) -> Floats:
     """Seconds in which no rank does anything, [steps]."""
     none = np.zeros(len(job.replay.graph.steps))
     return none if job.replay.stalled_s is None else job.replay.stalled_s
-
-
-ROLLOUT_CHECK = (
-    "what the loop does between model.eval() and model.train(): for rollouts, tokens per second, the longest sequence"
-    " of a batch, and whether the inference engine batches continuously"
-)
-ROLLOUT_FIX = "generate rollouts with an inference engine on GPUs of its own, a step ahead; or fewer and shorter ones"
 
 
 class Evaluations(Detector):
@@ -304,9 +305,6 @@ def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, single: st
 def longest_share(job: PipelineSubject, stops: Floats) -> float:
     """How long the worst worker of each step is stopped, as a share of the step."""
     return float(stops.max(axis=(0, 2)).mean()) / job.unchanged_s
-
-
-NOISE = "what noise alone does to it"
 
 
 def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:

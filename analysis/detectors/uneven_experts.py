@@ -24,6 +24,8 @@ from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.finding import Figure, Place, Unit
 from tracekit.report.questions import CauseOfImbalance
 
+_LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
+
 
 class ExpertThresholds(Struct, frozen=True):
     """When ranks wait for each other in all-to-alls for other reasons than loads."""
@@ -33,8 +35,6 @@ class ExpertThresholds(Struct, frozen=True):
 
 
 EXPERTS = ExpertThresholds()
-
-_LOG = "log tokens per expert (docs/plans.md), then `tracekit whatif --experts --expert-loads FILE`"
 
 
 def other_causes(job: GraphSubject, findings: Iterable[Cause]) -> Iterator[CauseOfImbalance]:

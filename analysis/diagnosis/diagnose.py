@@ -102,7 +102,11 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
 def verdict_of(
     job: Subject, headline: NamedLoss, causes: Sequence[Cause], begin: int | None, answer: Answer
 ) -> Verdict:
-    """Return the verdict on a job with this headline. `begin`: the place of the fix to begin with."""
+    """Return the verdict on a job with this headline. `begin`: the place of the fix to begin with.
+
+    S measures stragglers only: a job whose ranks all wait for data loses most of its time but has S = 1. So the verdict
+    names the kind of loss that costs most, whether one rank or all ranks have it.
+    """
     leading = headline.leading[0] if headline.leading else None
     label = None if leading is None or headline.kind is not LossKind.STRAGGLER else detector_of(leading.kind).label
     parts = headline.parts
@@ -137,7 +141,10 @@ def answer_of(
     best: PricedFix | None,
     trust: ReplayTrust,
 ) -> Answer:
-    """Return the answer for a diagnosed job. `best`: the fix to begin with."""
+    """Return the answer for a diagnosed job. `best`: the fix to begin with.
+
+    All surfaces show these sentences; none of them interprets a figure itself.
+    """
     job, leading = assessed.job, headline.first_cause
     return Answer(
         headline=headline.sentence,

@@ -41,6 +41,12 @@ from tracekit.trace.facts import Fact
 SMALLEST_FIRST_SHARE = 0.05
 #: A time pattern holds only if its steps have at least this share of what the cause costs.
 SMALLEST_SHARE_IN_TIME = 0.5
+#: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
+MOST_OF_IT = 0.5
+#: In this many steps it was seen at most, if they are fewer than half of all.
+MOST_STEPS = 2
+#: Another step that loses more than this share of what these lose has it, too.
+SHARE_OF_ANOTHER = 0.25
 
 
 def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Cause, ...]:
@@ -287,14 +293,6 @@ def _nothing_found(assessed: Assessment) -> Cause:
     )
     lost_s = noise.lost_s if unexplained else 0.0
     return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)
-
-
-#: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
-MOST_OF_IT = 0.5
-#: In this many steps it was seen at most, if they are fewer than half of all.
-MOST_STEPS = 2
-#: Another step that loses more than this share of what these lose has it, too.
-SHARE_OF_ANOTHER = 0.25
 
 
 def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:

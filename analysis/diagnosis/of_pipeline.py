@@ -64,6 +64,14 @@ COMMUNICATION_BOUND_SHARE = 0.3
 _PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
 #: Causes explain S if they cost at least this share of what stragglers cost.
 EXPLAINED_SHARE = 0.5
+#: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
+_WENT_TO = {
+    LossKind.INPUT: "are spent waiting for data",
+    LossKind.HOST: "go to launches and host work",
+    LossKind.COMMUNICATION: "go to communication",
+    LossKind.STALLS: "are lost to pauses and stalls",
+    LossKind.EVALUATION: "go to evaluation",
+}
 
 
 class PipelineAssessment(Assessment, frozen=True, eq=False):
@@ -369,16 +377,6 @@ def _exposed_communication(job: PipelineSubject) -> list[LossWithCauses]:
     if exposed_s < COMMUNICATION_BOUND_SHARE * job.attribution.recorded_s:
         return []
     return [LossWithCauses(LossKind.COMMUNICATION, exposed_s, (), 0.0)]
-
-
-#: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
-_WENT_TO = {
-    LossKind.INPUT: "are spent waiting for data",
-    LossKind.HOST: "go to launches and host work",
-    LossKind.COMMUNICATION: "go to communication",
-    LossKind.STALLS: "are lost to pauses and stalls",
-    LossKind.EVALUATION: "go to evaluation",
-}
 
 
 def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *others: LossWithCauses) -> str:

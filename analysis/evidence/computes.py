@@ -34,6 +34,9 @@ from tracekit.analysis.replay.pipeline_costs import keeps_delay
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, changed, scaled
 from tracekit.trace.model import COMMUNICATION, OpKind
 
+#: Look at a sample of this many computes before looking at all.
+LARGEST_SAMPLE = 200_000
+
 
 class PausedComputeThresholds(Struct, frozen=True):
     """When computes are paused, and by what. `causes`: the benchmark of 582 simulated jobs."""
@@ -170,10 +173,6 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         return find_pauses(table, suspects)
 
 
-#: Look at a sample of this many computes before looking at all.
-LARGEST_SAMPLE = 200_000
-
-
 class Pauses(Struct, frozen=True, eq=False):
     """`seconds`: of each pause, 0 for none, in the shape of the `ComputeTable`; all 0 for `stopped` workers.
 
@@ -224,6 +223,10 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
 
     `suspects`: workers that stand out, [stages, dp_ranks]. On large jobs, a sample of the DP ranks, with all suspects,
     decides whether there are any pauses.
+
+    A slowdown (a hot GPU, a long sequence, noise) prolongs a compute in proportion to it. A stop of its process (the
+    operating system, a garbage collector, a debugger) takes as long in a forward as in a backward of twice its length.
+    That difference, not a threshold, is the evidence.
     """
     grid = table.grid
     every = max(1, grid.size // LARGEST_SAMPLE)
@@ -408,6 +411,10 @@ class PausedStarts(Struct, frozen=True, eq=False):
 
     `optimizers` and `optimizer_share`: the same for the durations of optimizers. `delays_left`: launch delays without
     the pauses, seconds, one [rows, lanes] matrix per block.
+
+    A pause that begins while its process waits for a transfer, or between two ops, lengthens no compute: it delays the
+    next op by its rest. The replay drops launch delays of communication, because most are waits; these are not, so they
+    stay until the pauses go.
     """
 
     ops: OpGrid

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from tracekit.report.questions import CauseOfImbalance
     from tracekit.trace.op import OpTrace
 
+#: More ops than this take too long in every report; the last steps that fit are looked at.
+_MOST_OPS = 1_000_000
+_WORK = "compute"
+
 
 @evidence(GraphSubject)
 def experts_of(job: GraphSubject) -> ExpertLoads:
@@ -86,7 +90,11 @@ def late_rank(job: GraphSubject) -> BlamedRank | None:
 
 @evidence(GraphSubject)
 def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
-    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known."""
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known.
+
+    A slow GPU takes longer for other kernels than those of experts, too. Experts that take longer by more than that
+    have more tokens, or are slow for a reason of their own: only their loads would tell which.
+    """
     from tracekit.analysis.experts.balance import between, find_exchanges, members_of
 
     loads, graph = experts_of(job), job.graph.ops
@@ -140,11 +148,6 @@ def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bo
     edit = SetOps(cost, cost != even_pace(job).cost)
     faster = job.pace.freed((rank,)) if freed else None
     return edit if faster is None else Together((faster, edit))
-
-
-#: More ops than this take too long in every report; the last steps that fit are looked at.
-_MOST_OPS = 1_000_000
-_WORK = "compute"
 
 
 def exchange_trace(trace: Trace) -> OpTrace | None:

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat
 
 
+_CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
+#: Work that may take longer the first time; that of Python is imports, or the profiler's.
+_WARMS = (*_CALLS, IdleReason.OPERATOR)
+
+
 class HostTimeThresholds(Struct, frozen=True):
     """What host time of a recording is unusual. `one_gpu`: the section of RESULTS.md on traces with injected losses."""
 
@@ -198,11 +203,6 @@ def idles(job: RecordingSubject) -> bool:
 def idle_gpu(job: RecordingSubject) -> GpuTimes | None:
     """The times of the GPU to explain: of one rank, or of the busiest of several that all idle most."""
     return job.gpu if idles(job) else None
-
-
-_CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
-#: Work that may take longer the first time; that of Python is imports, or the profiler's.
-_WARMS = (*_CALLS, IdleReason.OPERATOR)
 
 
 def of_job(what: HostWhat) -> bool:

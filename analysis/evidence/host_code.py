@@ -31,6 +31,8 @@ from tracekit.trace.canonical import RUN_QUEUE
 from tracekit.trace.model import OpKind
 from tracekit.trace.units import LONGEST_S
 
+_NO_DELAYS = NoDelays()
+
 
 class HostCodeThresholds(Struct, frozen=True):
     """When hosts come late. `frameworks`: real trainings with slowed data and host code in benchmarks/RESULTS.md."""
@@ -315,9 +317,6 @@ def _typical_delay(job: PipelineSubject) -> float:
         ]
     )
     return max(float(np.median(delays)), 0.0)
-
-
-_NO_DELAYS = NoDelays()
 
 
 @evidence(PipelineSubject)

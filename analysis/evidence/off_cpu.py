@@ -32,6 +32,9 @@ from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, OpKind, Worker
 from tracekit.trace.schema import LASTED, OFF_CPU, QUEUED, WAITED
 
+_FORWARD = (OpKind.FORWARD_COMPUTE,)
+_BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
+
 
 class WaitThresholds(Struct, frozen=True):
     """When a thread waits for more than its work. `frameworks`: the benchmark of trainings, also at high load."""
@@ -85,6 +88,9 @@ def without_core_waits(ops: OpGrid, cost: Sequence[Floats], waits_s: Floats) -> 
     The kernel counts over the whole step. A wait is where an op is longer than in quiet steps of its worker; what a
     worker waits in quiet steps, too, and its peers do not, is where it is longer than theirs; the rest is spread over
     all ops in proportion.
+
+    Other work on a host delays and slows down whatever a thread does at that moment, so ranks that compute on its cores
+    are compared without these waits.
     """
     recorded_s = np.nan_to_num(ops.gather(cost))
     quiet_s = lower_quantile(recorded_s, 2, WAITS.quiet_share)[:, :, None]
@@ -138,10 +144,6 @@ def stands_out(beside: Floats, on: Bools) -> Bools:
     return out
 
 
-_FORWARD = (OpKind.FORWARD_COMPUTE,)
-_BACKWARD = (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT)
-
-
 class Lockstep(Struct, frozen=True, eq=False, dict=True):
     """Waits inside workers. Covers the ops in which all ranks of their worker met.
 
@@ -150,6 +152,10 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
     `work_s`: how long each rank worked on the ops of a kind, without its waits for the others inside them, seconds,
     [workers, ranks, steps], nan for steps in which that is unknown; None if it was not recorded. `off_s`: how long each
     rank neither ran nor was ready to run within its own ops, seconds, [workers, ranks, steps]; 0 if unknown.
+
+    Tensor- and context-parallel ranks meet many times in every compute, so each takes as long as the slowest. A rank's
+    own computing is the op minus its waits; the others wait for the rank that waits least. `work_s` tells a rank that
+    is late because of its host code, optimizer, data or garbage collector from one that computes slowly.
     """
 
     graph: DependencyGraph
@@ -400,6 +406,9 @@ def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, F
 
     `off_s`: time off the CPU, [groups, peers, steps]; `by_kind_s`: duration of computes, [kinds, groups, peers, steps];
     `step_s`: duration of a step. Seconds.
+
+    The kernel counts over the whole step, and waits of a thread between its computes, such as for a file, are host
+    code. So a process counts as stopped only if its computes are longer than those of quiet steps.
     """
     within_s = within_computes(off_s, by_kind_s.sum(axis=0))
     members, within, *kinds = (each.reshape(-1, off_s.shape[-1]) for each in (off_s, within_s, *by_kind_s))

@@ -332,6 +332,10 @@ def with_step_delays(replay: JobReplay, step_starts: Mapping[int, float]) -> Job
     """The job without stalls and late beginnings in its launch delays; its stalls are in `JobReplay.stalled_s`.
 
     `step_starts`: absolute starts of steps, seconds, if known.
+
+    A recorded step begins when the first rank begins it, so two delays at its beginning are no op's launch delay. A
+    rank that ended the previous step late begins this one late; the cause was counted there. And if all ranks are idle
+    for a while, before the first one begins or between two steps, the job stalls.
     """
     graph = replay.graph
     begins, ends = _of_workers(replay)
@@ -495,7 +499,12 @@ class Breaks(Struct, frozen=True, eq=False):
 
 
 def find_breaks(replay: JobReplay) -> Breaks | None:
-    """The breaks of a job; None if it has none."""
+    """The breaks of a job; None if it has none.
+
+    In a break, such as a checkpoint, all workers stand still. Or the first DP rank, or one of its workers, writes for
+    all of them: it begins every n-th step late, and the others wait. Data and host code do not come late so regularly,
+    except for a loader of which one process is slow; that may be on any rank.
+    """
     graph = replay.graph
     first = (op_grid(graph, (kind,), most=graph.layout.vpp if kind in DP_COLLECTIVES else 1) for kind in _FIRST)
     grids = tuple(grid for grid in first if not grid.empty)

@@ -23,6 +23,21 @@ from msgspec.structs import replace
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, median, safe
 
+#: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
+#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
+HALF_WIDTH = 1.35
+HALF_WIDTH_LOST = (1.6, 1.25)
+#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
+#: has half of the steps.
+FEWEST_FOR_THIRD = 24
+THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
+#: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
+#: Each degree needs this many steps.
+STARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
+HIGHEST_DEGREE = 3
+STEPS_PER_DEGREE = 3
+SMALLEST_VARIANCE = 1e-8
+
 
 class SignificanceThresholds(Struct, frozen=True):
     """What stands out from noise. `causes`: the benchmark, also of few peers, drifting speeds and heavy tails."""
@@ -412,16 +427,6 @@ class _Masks:
         self.since[rises], self.rises = started[rises], rises
 
 
-#: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
-#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
-HALF_WIDTH = 1.35
-HALF_WIDTH_LOST = (1.6, 1.25)
-#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
-#: has half of the steps.
-FEWEST_FOR_THIRD = 24
-THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
-
-
 def usual_sigma(values: Floats, *, by_third: bool) -> Floats:
     """The standard deviation of the values of each row (three at least) at one of the two levels that they may have.
 
@@ -483,20 +488,15 @@ def _take_turns(values: Floats) -> Bools:
     return np.asarray(fewest & clear & (nats >= -math.log(SIGNIFICANCE.false_kinds)))
 
 
-#: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
-#: Each degree needs this many steps.
-STARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
-HIGHEST_DEGREE = 3
-STEPS_PER_DEGREE = 3
-SMALLEST_VARIANCE = 1e-8
-
-
 def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> tuple[Floats, Floats, int]:
     """Fit a curve to each of `series`, [series, steps], six steps at least: its level, [series, steps]; how unlikely it
     is by chance, nats, [series]; how many parameters it has at most.
 
     `deviation`: from the levels otherwise. `memory`: share of a deviation that remains a step later. `pooled`: number
     of independent series that share one variance; 1: each has its own.
+
+    A speed that wanders looks smooth for a while, too. So a curve must explain more than curves do of noise that
+    remembers from step to step.
     """
     steps = series.shape[1]
     starts = sorted({round(share * steps) for share in STARTS})

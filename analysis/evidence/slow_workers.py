@@ -36,6 +36,11 @@ from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker
 
+#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
+FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
+#: No GPU has such a clock.
+HIGHEST_MHZ = 1e5
+
 
 class SlowWorkerThresholds(Struct, frozen=True):
     """When workers are slow, alone or together. `causes`: the benchmark of 582 simulated jobs."""
@@ -382,7 +387,11 @@ class SlowGroup(Struct, frozen=True, eq=False):
 
 
 def slow_groups(job: PipelineSubject) -> tuple[list[SlowGroup], Bools]:
-    """The groups, and the slow workers [stages, dp_ranks] outside of any group."""
+    """The groups, and the slow workers [stages, dp_ranks] outside of any group.
+
+    A label explains workers if it covers exactly these. Of several labels, the one with the fewest parts wins, since
+    one old rack is likelier than four bad hosts.
+    """
     ungrouped = slow_workers(job)
     groups = []
     if len(job.dp_ranks) > 1 and ungrouped.sum() > 1:
@@ -445,7 +454,11 @@ class Wander(Struct, frozen=True, eq=False):
 
 
 def wander_of(job: PipelineSubject) -> Wander:
-    """Measure the wandering of a job's workers."""
+    """Measure the wandering of a job's workers.
+
+    A worker whose speed wanders resembles its own recent past: neighbouring microbatches (without a pipeline) or steps
+    of a worker differ less from each other than from the rest of its trace.
+    """
     profile = job.profile
     if profile is None or len(job.dp_ranks) < 2:
         return Wander(0.0, False, False, np.ones((1,) * 6))
@@ -475,12 +488,6 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     shows = seen > SLOW_WORKERS.variance_ratio * expected
     even = 1 / np.exp(np.nan_to_num(own))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
-
-
-#: Reasons for a lower clock that no healthy GPU has under load, as `tracekit collect` names them.
-FAULTS = frozenset({"hw-slowdown", "sw-thermal-slowdown", "hw-thermal-slowdown", "hw-power-brake"})
-#: No GPU has such a clock.
-HIGHEST_MHZ = 1e5
 
 
 class SampledGpu(Struct, frozen=True):

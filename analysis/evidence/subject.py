@@ -27,6 +27,11 @@ from tracekit.report.hardware import MetricTest
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
 
+#: Lists with more names than this give their number instead.
+_MOST_NAMED = 4
+#: Begins the name of a worker whose ranks cannot be told apart.
+OF_RANKS = "the worker of "
+
 
 class JobKind(Flag):
     """A pipeline; any graph of ops; a recording of GPUs, which is such a graph, too; or a run of post-training."""
@@ -208,12 +213,6 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
     def cost_s(self) -> float:
         """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
         return self.alone_s if self.hidden else self.saved_s
-
-
-#: Lists with more names than this give their number instead.
-_MOST_NAMED = 4
-#: Begins the name of a worker whose ranks cannot be told apart.
-OF_RANKS = "the worker of "
 
 
 class Phrase(Struct, frozen=True):

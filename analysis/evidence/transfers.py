@@ -25,6 +25,10 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.trace.model import OpKind, Worker
 
+SENDING, RECEIVING = "sending", "receiving"
+#: Seconds; no transfer is faster.
+NO_TIME_S = 1e-9
+
 
 class TrafficThresholds(Struct, frozen=True):
     """When a link or a network card is slow. `causes`: the benchmark of 582 simulated jobs."""
@@ -369,11 +373,6 @@ def _shortest(seconds: Floats, axis: int) -> Floats:
     """The least value over `axis`, nan if there is none."""
     least = np.where(np.isfinite(seconds), seconds, np.inf).min(axis=axis, initial=np.inf)
     return np.where(np.isfinite(least), least, np.nan)
-
-
-SENDING, RECEIVING = "sending", "receiving"
-#: Seconds; no transfer is faster.
-NO_TIME_S = 1e-9
 
 
 class SlowCard(Struct, frozen=True, eq=False):

@@ -34,6 +34,14 @@ MEMBERS = pl.Schema({
 })  # fmt: skip
 
 _ALL_TO_ALL = str(OpKind.ALL_TO_ALL)
+#: Tokens hardly vary if their standard deviation is below this share of their mean.
+_HARDLY = 0.01
+#: A time is an outlier, such as of a process that was stopped, beyond so many standard deviations; times that differ by
+#: this share of their mean are the same.
+_OUTLIER, _SAME, _PASSES = 4.0, 1e-6, 4
+_EXPERTS = _FORWARD, _BACKWARD = "experts-forward", "experts-backward"
+#: A price is a point if two standard errors of the fits are at most this share of the step; else it is an interval.
+_LARGEST_ERROR = 0.02
 
 
 class Exchanges(Struct, frozen=True, eq=False):
@@ -81,6 +89,9 @@ def find_exchanges(members: pl.DataFrame, layers: int | None = None) -> Exchange
     """Find the pairs of each group, of the steps in which all its ranks have equally many. `members`: of MEMBERS.
 
     `layers`: how many layers of experts a forward pass has, if known.
+
+    Dispatch and combine alternate, and the combine returns what the dispatch sent. Backward passes repeat the exchanges
+    of the forward pass in reverse order, with the same rows; so do forward passes computed again.
     """
     of_step, meeting = ("group", "step"), ("group", "step", "instance")
     ordered = (
@@ -197,16 +208,6 @@ def _spread(reached: Bools, source: Ints, target: Ints) -> Bools:
         if not len(new):
             return reached
         reached[new] = True
-
-
-#: Tokens hardly vary if their standard deviation is below this share of their mean.
-_HARDLY = 0.01
-#: A time is an outlier, such as of a process that was stopped, beyond so many standard deviations; times that differ by
-#: this share of their mean are the same.
-_OUTLIER, _SAME, _PASSES = 4.0, 1e-6, 4
-_EXPERTS = _FORWARD, _BACKWARD = "experts-forward", "experts-backward"
-#: A price is a point if two standard errors of the fits are at most this share of the step; else it is an interval.
-_LARGEST_ERROR = 0.02
 
 
 class FittedLine(Struct, frozen=True):

@@ -118,6 +118,10 @@ def balanced_placement(tokens: Floats, ranks: int, slots: int, nodes: int = 1, g
     """Place experts with these tokens, [experts], in `slots` slots, equally many on each rank.
 
     `groups`: of experts in order, each on one of `nodes` equal runs of ranks. Raises SelectionError if that cannot be.
+
+    Replicas of an expert share its tokens equally; the expert with most tokens per replica gets the next one. Replicas
+    are packed by falling load onto the rank that has least, then two change places as long as that lowers the load of
+    the heaviest rank. Groups are first placed on nodes in the same way, so that each stays on one.
     """
     experts = len(tokens)
     for whole, part, what in (

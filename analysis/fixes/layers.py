@@ -25,6 +25,9 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.errors import SelectionError
 from tracekit.report.finding import Place
 
+SAME_LAYERS = "all layers cost the same"
+ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
+
 
 class LayerFixThresholds(Struct, frozen=True):
     """When work moves between stages."""
@@ -36,9 +39,6 @@ class LayerFixThresholds(Struct, frozen=True):
 
 
 LAYER_FIXES = LayerFixThresholds()
-
-SAME_LAYERS = "all layers cost the same"
-ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"
 
 
 def layer_plans(

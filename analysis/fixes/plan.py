@@ -20,6 +20,8 @@ SPEED_OF_PEERS = "the speed of peers afterwards"
 MACHINE = ("machine",)
 #: ... and: move layers in one way.
 LAYERS = ("layers",)
+#: No model has more layers on a stage, and the search for a split would take too long.
+MOST_LAYERS = 1000
 
 
 class Plan(Struct, frozen=True, eq=False):
@@ -43,10 +45,6 @@ class Plan(Struct, frozen=True, eq=False):
     around: bool = False
     excludes: tuple[str, ...] = ()
     edit: str | None = None
-
-
-#: No model has more layers on a stage, and the search for a split would take too long.
-MOST_LAYERS = 1000
 
 
 def check_layers(trace: Trace, layers: tuple[int, ...] | None) -> None:

@@ -21,6 +21,18 @@ from tracekit.analysis.whatif.interventions import Scale
 from tracekit.report.finding import Place
 from tracekit.trace.model import DP_COLLECTIVES, Worker
 
+#: A healthy worker is as fast as its peers: the trace has no better reference.
+LIKE_PEERS = "as fast as its peers"
+#: What a repair of a worker makes faster.
+COMPUTES = "kind=forward-compute,backward-compute,optimizer"
+#: Workers that an edit names one by one.
+MOST_NAMED = 16
+_Item = TypeVar("_Item")
+#: Stop improving the deal of a step after this many swaps.
+SWAPS = 200
+#: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
+COMPRESSION = 2
+
 
 class WorkerFixThresholds(Struct, frozen=True):
     """When fixes of workers suffice."""
@@ -33,14 +45,6 @@ class WorkerFixThresholds(Struct, frozen=True):
 
 
 WORKER_FIXES = WorkerFixThresholds()
-
-#: A healthy worker is as fast as its peers: the trace has no better reference.
-LIKE_PEERS = "as fast as its peers"
-#: What a repair of a worker makes faster.
-COMPUTES = "kind=forward-compute,backward-compute,optimizer"
-#: Workers that an edit names one by one.
-MOST_NAMED = 16
-_Item = TypeVar("_Item")
 
 
 def worker_plans(job: PipelineSubject, slow: Sequence[Cause]) -> Iterator[Plan]:
@@ -179,10 +183,6 @@ def _shifted(job: PipelineSubject, worker: Worker, cause: Cause) -> Iterator[Pla
         yield min(plans, key=lambda plan: float(np.mean(plan.step_times if plan.step_times is not None else np.inf)))
 
 
-#: Stop improving the deal of a step after this many swaps.
-SWAPS = 200
-
-
 def deal_step(cost: Floats) -> Ints:
     """Deal the microbatches of one step, the longest first, each to the DP rank with the least load that has room.
 
@@ -254,7 +254,10 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
 
 
 def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Plan]:
-    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven."""
+    """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven.
+
+    No deal can give the busiest DP rank less than the mean.
+    """
     profile = job.profile
     if not causes or profile is None:
         return
@@ -284,12 +287,11 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Pla
     )
 
 
-#: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
-COMPRESSION = 2
-
-
 def general_plans(job: PipelineSubject) -> Iterator[Plan]:
-    """Plans that do not depend on a cause."""
+    """Plans that do not depend on a cause.
+
+    Most are upper bounds.
+    """
     if not collectives(job).empty:
         # Waiting for an unrecorded worker is not transfer time, so it stays.
         kinds = f"kind={','.join(sorted(DP_COLLECTIVES & set(job.replay.graph.job.kinds)))}"

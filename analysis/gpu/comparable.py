@@ -376,7 +376,11 @@ def _period(sections: Ints) -> int:
 
 
 def contradictions(recording: GpuRecording) -> Iterator[str]:
-    """Yield what the times of each rank contradict."""
+    """Yield what the times of each rank contradict.
+
+    No GPU does what they say. Idle time, its reasons and what a fix saves are differences of such times, so nothing of
+    them is trusted.
+    """
     yield from _longer_than_all(recording)
     yield from _overtaking(recording)
     yield from _far_behind(recording)

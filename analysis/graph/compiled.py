@@ -23,6 +23,14 @@ from tracekit.base.text import did_you_mean, listed, ranks_text
 
 NO_RENDEZVOUS = np.empty(0, np.int64)
 
+Mask = Bools
+#: The value of a label: a number or a name.
+Value = int | str
+#: The code of an op without the label.
+UNLABELLED = -1
+#: Messages list so many values, or runs of numbers.
+MOST_SHOWN = 20
+
 
 class Wiring(Struct, frozen=True, eq=False):
     """Dependencies among ops, which are rows.
@@ -206,15 +214,6 @@ def _units(number: Int32s, meets: Bools) -> Int32s:
     fresh = np.ones(len(number), np.bool_)
     fresh[1:] = ~(meets[1:] & meets[:-1] & (number[1:] == number[:-1]))
     return np.cumsum(fresh, dtype=np.int32) - np.int32(1)
-
-
-Mask = Bools
-#: The value of a label: a number or a name.
-Value = int | str
-#: The code of an op without the label.
-UNLABELLED = -1
-#: Messages list so many values, or runs of numbers.
-MOST_SHOWN = 20
 
 
 class Label(Struct, frozen=True, eq=False):

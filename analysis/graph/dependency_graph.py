@@ -67,6 +67,8 @@ _KIND_NAMES = tuple(str(kind) for kind in KINDS)
 #: (dp_rank, pp_rank, kind, seq)
 Node = tuple[int, int, OpKind, int]
 
+_IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
+
 
 class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
     """A template and the lanes that it covers, ordered by (step, dp_rank). `key`: of its structure in the job.
@@ -406,9 +408,6 @@ def _add_lane(graph: networkx.DiGraph[Node], block: Block, number: int, lane: in
                 graph.add_edge(nodes[before], nodes[row])
             else:  # the ops that an absent op waits for
                 waits += template.waits_for[template.first_wait[before] : template.first_wait[before + 1]].tolist()
-
-
-_IS_COMMUNICATION = np.array([kind in COMMUNICATION for kind in KINDS])
 
 
 class Template(CompiledGraph, frozen=True, eq=False):

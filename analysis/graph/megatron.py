@@ -382,7 +382,11 @@ class _Builder:
 
 
 def virtual_stages(layout: Layout, *, v_shaped: bool = False) -> Ints:
-    """The number of each virtual stage, [chunks, stages]. `v_shaped`: odd chunks run from the last stage on."""
+    """The number of each virtual stage, [chunks, stages]. `v_shaped`: odd chunks run from the last stage on.
+
+    Usually chunks wrap around: after the last stage, the next chunk begins on the first one. In a V-shaped pipeline
+    (ZBV, DualPipeV), it stays on the last stage and runs back to the first.
+    """
     number = np.arange(layout.vpp * layout.pp).reshape(layout.vpp, layout.pp)
     if v_shaped:
         number[1::2] = number[1::2, ::-1].copy()

@@ -479,7 +479,11 @@ class FoldedGraph:
 
 
 def fold(graph: OpGraph) -> FoldedGraph:
-    """Lay out `graph` for replay. Raises GraphError if dependencies form a cycle."""
+    """Lay out `graph` for replay. Raises GraphError if dependencies form a cycle.
+
+    Equal steps become lanes of one template. If no two steps are alike, each is a template with one lane; only speed
+    depends on folding.
+    """
     alike: dict[bytes, list[_Step]] = {}
     for step in _steps(graph):
         alike.setdefault(step.signature(graph), []).append(step)

@@ -20,6 +20,8 @@ from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.trace.model import KINDS, OpKind
 
+COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
+
 
 class _Place(Struct, frozen=True, eq=False):
     """Rows of one slot in one block, and where its lanes are among all steps x dp_ranks; all in order for a slice.
@@ -177,7 +179,11 @@ def _grid(graph: DependencyGraph, places: list[_Place], slots: int) -> OpGrid:
 
 
 class ComputeRows(Struct, frozen=True, eq=False):
-    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ."""
+    """`rows` of a block in order of (chunk, microbatch), [computes x parts, 1], or [.., lanes] if lanes differ.
+
+    A compute that waited for a collective in its middle is recorded in parts that share their microbatch. Here it is
+    one compute again, because the cause of a long one (its sequences, its worker) affects all its parts.
+    """
 
     rows: Ints
     parts: int
@@ -213,9 +219,6 @@ def _parts(labels: Ints, microbatch: Ints) -> int:
     apart = labels.reshape(-1, parts, labels.shape[1])
     one_label = (apart == apart[:, :1]).all() and (np.diff(apart[:, 0], axis=0) > 0).all()
     return parts if one_label else 1
-
-
-COMPUTE_KINDS = (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
 
 
 class _Placement(Struct, frozen=True, eq=False):

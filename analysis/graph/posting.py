@@ -55,6 +55,10 @@ TAIL = (
     OpKind.OPTIMIZER.code,
 )
 
+_TRANSFERS = (*SENDS, *RECVS)
+#: Work of a worker's host, in the order of its computes.
+HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
+
 
 class Posting(StrEnum):
     """Bounds of the start of a receive, from the loosest rule to the tightest.
@@ -153,7 +157,14 @@ def _in_order(structure: Structure, members: Bools) -> list[int]:
 
 
 def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
-    """The tightest rule that the recording obeys; the published rule if too few ops are decisive."""
+    """The tightest rule that the recording obeys; the published rule if too few ops are decisive.
+
+    The published method posts a receive after the previous compute of its direction. Megatron issues sends and receives
+    in batches between computes, and its host waits for each batch, so a slow transfer holds up what the published rule
+    lets overlap. An op is decisive if the op it would wait for ended later than everything else it waits for: it began
+    near the one time or near the other. The nearer time wins, so no tolerance has to match how coarsely times are
+    rounded.
+    """
     votes = {posting: np.zeros(2) for posting in Posting}
     together = np.zeros(2)
     for lanes in jobs_lanes:
@@ -347,13 +358,12 @@ def _votes(start: Floats, ready: Floats, bound: Floats, where: Bools | bool = Tr
     return np.array([(telling & behind).sum(), telling.sum()], np.float64)
 
 
-_TRANSFERS = (*SENDS, *RECVS)
-
-
 def with_host_order(lanes: RecordedLanes) -> Structure | None:
     """The structure of the lanes with the order of each host; None without transfers, or if times of one are missing.
 
     `lanes`: of this structure, as recorded.
+
+    Without this record, the order has to be inferred from the times of transfers (`infer_posting`).
     """
     structure = lanes.structure
     transfers = np.flatnonzero(np.isin(structure.kind, _TRANSFERS))
@@ -421,10 +431,6 @@ def _buffered(structure: Structure, posted: Floats, resumed: Floats, row: int) -
     (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
     met = resumed[row] >= posted[recv]
     return bool(met.mean() < OBEYED_SHARE)
-
-
-#: Work of a worker's host, in the order of its computes.
-HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
 
 
 def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:

@@ -95,7 +95,11 @@ def _joined_stages(kind: OpKind, stages: int) -> list[int]:
 
 
 def with_missing_ops(trace: Trace, missing: pl.DataFrame) -> Trace:
-    """The trace with its `missing_ops`; each begins and ends at the median times of the same op on its peers."""
+    """The trace with its `missing_ops`; each begins and ends at the median times of the same op on its peers.
+
+    A collective waits for all of its members, so without a late member none seems to have been late. A member that its
+    peers recorded must have taken part; the graph computes its start (see `DependencyGraph.from_trace`).
+    """
     rank_of = trace.worker_ranks()
     ranks = [rank_of[Worker(*place)] for place in missing.select("dp_rank", "pp_rank").rows()]
     wanted = missing.with_columns(rank=pl.Series(ranks, dtype=pl.Int32), kind=missing["kind"].cat.to(KIND_TYPE))

@@ -81,6 +81,11 @@ def effect_of(
 ) -> MetricEffect:
     """Measure a host. `slow`: the sign of a slow machine's departure; its slowest device counts, and so does that of
     the others. Raises TooLittleError.
+
+    Each value is compared with the median of the peers at that time, which removes what all have in common; then with
+    what the host's own series was when it agreed with its peers, which removes the fingerprint of each node. A fault
+    often lasts longer than a trace, so the past is only that part; without it, peers alone are compared, and
+    fingerprints count as noise. Noise is measured: the same figure of the other hosts, and of all hosts at other times.
     """
     recorded = samples.of_metric(metric)
     if recorded.filter(host=host).is_empty():
@@ -254,6 +259,10 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
     """Yield alarms, by metric. A metric that no baseline has gets the threshold of this run.
 
     Raises FormatError if no metric can be compared.
+
+    Without a suspicion, thousands of series are looked at for hours, so chance must be known well: the threshold is the
+    farthest that any healthy node departed in the baselines, and a margin. Without baselines, it is many standard
+    deviations of this run, and only large departures show.
     """
     of_metrics = {metric: _departures(samples, metric) for metric in sorted(set(samples.series["metric"]))}
     if all(departures is None for departures in of_metrics.values()):

@@ -38,6 +38,11 @@ _LEAST, _MOST = 0.5, 2.0
 #: By so many hours, times of another time zone are wrong.
 _PARTS_OF_HOURS = (2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75)
 _ZONES = [sign * hours for hours in (*range(1, 15), *_PARTS_OF_HOURS) for sign in (1, -1)]
+#: Points of a figure.
+_POINTS = 120
+#: How much is drawn on each side, as a multiple of the interval.
+_MARGIN = 1.0
+_LOW, _HIGH = 0.1, 0.9
 
 
 class Suspicion(Struct, frozen=True):
@@ -225,13 +230,6 @@ def _device(name: str) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-#: Points of a figure.
-_POINTS = 120
-#: How much is drawn on each side, as a multiple of the interval.
-_MARGIN = 1.0
-_LOW, _HIGH = 0.1, 0.9
 
 
 def band_of(

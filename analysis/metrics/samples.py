@@ -39,6 +39,14 @@ _MOST_FALLS = 0.1
 _DENSE, _VERY_DENSE = 1.6, 2.5
 _TWO_SOURCES = "hosts share a name, or an exporter runs twice"
 _MOST_SPREAD = 0.15
+#: The name of a source whose samples `tracekit collect` took while the job was recorded.
+RECORDING = "the recording"
+
+ERRORS = "node_infiniband_port_errors_received_total"
+#: Counters of dcgm-exporter whose names do not say so, in Parquet and in version 3 of the exporter.
+_DCGM_COUNTER = "_VIOLATION"
+#: More hosts than this are counted, not listed.
+_MOST_LISTED = 4
 
 
 class TimeSpan(Struct, frozen=True):
@@ -213,10 +221,6 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         )
 
 
-#: The name of such a source.
-RECORDING = "the recording"
-
-
 class SampledMetric(Struct, frozen=True):
     """One metric. `frame`: its samples, with the columns of `COLUMNS`; `machines`: the name of each rank's machine."""
 
@@ -248,11 +252,6 @@ def sampled_metrics(metadata: Mapping[str, Any]) -> Iterator[SampledMetric]:
             machines.update({rank: str(machine) for rank in ranks})
         if frames:
             yield SampledMetric(pl.concat(frames).drop_nulls(["time", "value"]), machines)
-
-
-ERRORS = "node_infiniband_port_errors_received_total"
-#: Counters of dcgm-exporter whose names do not say so, in Parquet and in version 3 of the exporter.
-_DCGM_COUNTER = "_VIOLATION"
 
 
 class Mechanism(Struct, frozen=True):
@@ -324,10 +323,6 @@ def metrics_of(parts: Iterable[str]) -> tuple[str, ...]:
 def is_counter(metric: str) -> bool:
     """Whether a metric only grows until it is reset."""
     return metric.endswith(("_total", _DCGM_COUNTER))
-
-
-#: More hosts than this are counted, not listed.
-_MOST_LISTED = 4
 
 
 class _Needed(Struct, frozen=True):

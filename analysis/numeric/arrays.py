@@ -154,6 +154,9 @@ def waits_beyond_chance(gap: Floats, late: Floats, ends: Ints, group: Ints) -> n
     `gap`: length of each, seconds. `ends`: how many things ended in it. `late`: seconds from the last of these ends to
     the end of the gap. `group`: the same number for the same gap in other steps and on other ranks. If ends were spread
     evenly over a gap, the last one would be this close with probability 1 - (1 - late / gap) ^ ends.
+
+    A single gap proves nothing, but the same gap on all ranks and in all steps can: Fisher's method combines their
+    probabilities.
     """
     inside = np.clip(late / np.maximum(gap, np.finfo(float).tiny), 0.0, 1.0)
     chance = np.where(ends > 0, 1.0 - (1.0 - inside) ** ends, 1.0)

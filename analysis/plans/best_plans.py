@@ -23,6 +23,22 @@ from tracekit.trace.model import Layout, OpKind
 
 #: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
 _TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
+#: The limit rises by this share of the least bound at first, then by twice as much each time.
+FIRST_RISE = 1e-3
+#: Splits of equal bounds that are replayed first; then twice as many each time.
+_FIRST_REPLAYED = 4
+#: First stages that are kept to find the most promising splits of a kind, and how many of these are replayed.
+_PROMISING, _OF_KIND = 1 << 10, 2
+#: Times closer than this share are equal: sums in another order differ by rounding.
+ROUNDING = 1e-11
+#: Plans that a search returns at most.
+MOST_PLANS = 10
+#: Extra cost of an end stage below this share of the stage is noise.
+SMALLEST_EXTRA = 0.02
+#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
+_PARTS = 1 << 12
+#: Plans of one pass over the schedule: their times fit into the cache.
+_AT_ONCE = 4096
 
 
 class FirstStages(Struct, frozen=True, eq=False):
@@ -46,7 +62,14 @@ class FirstStages(Struct, frozen=True, eq=False):
 
 
 class Bounds(Struct, frozen=True, eq=False, dict=True):
-    """Bounds of the plans of one schedule and number of microbatches; without the optimizer."""
+    """Bounds of the plans of one schedule and number of microbatches; without the optimizer.
+
+    Every bound is the length of a path through the computes of a step, so that it holds for every plan. To the start of
+    the last backward of a stage: the forwards of the stages before, then all its own computes; or the first microbatch
+    to the last stage and back, then what the stage has left; or, as 1F1B lets a stage hold so many microbatches, one
+    round trip after the other. From there to the end: backwards down to an earlier stage and its reductions, or the
+    stage's own reductions.
+    """
 
     cells: Stages
 
@@ -148,18 +171,6 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         return FirstStages(ends, finish[chosen], longest[chosen], bound[chosen])
 
 
-#: The limit rises by this share of the least bound at first, then by twice as much each time.
-FIRST_RISE = 1e-3
-#: Splits of equal bounds that are replayed first; then twice as many each time.
-_FIRST_REPLAYED = 4
-#: First stages that are kept to find the most promising splits of a kind, and how many of these are replayed.
-_PROMISING, _OF_KIND = 1 << 10, 2
-#: Times closer than this share are equal: sums in another order differ by rounding.
-ROUNDING = 1e-11
-#: Plans that a search returns at most.
-MOST_PLANS = 10
-
-
 class TimedPlan(Struct, frozen=True):
     """A plan with its step time, and the memory of its fullest stage, None if unknown."""
 
@@ -243,6 +254,9 @@ def search(
 
     The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
     time does not suffice to look at count with what no plan of them can undercut.
+
+    Schedules and numbers of microbatches are searched side by side. Only splits whose bound is within a limit are made,
+    and the limit rises until the best replayed plan is within it.
     """
     begun, best, optimizer_s = monotonic(), _Best(until), model.optimizer_s
     kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)
@@ -308,12 +322,6 @@ def timed(model: PlanModel, plan: TrainingPlan) -> TimedPlan:
     """Any plan of a job, whatever its space and memory."""
     cells = cells_of(model, plan)
     return TimedPlan(plan, float(step_times(cells, np.array([plan.split]))[0]), memory_of(cells, plan))
-
-
-#: Extra cost of an end stage below this share of the stage is noise.
-SMALLEST_EXTRA = 0.02
-#: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
-_PARTS = 1 << 12
 
 
 class StageModel(Struct, frozen=True, eq=False):
@@ -433,10 +441,6 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))
 
 
-#: Plans of one pass over the schedule: their times fit into the cache.
-_AT_ONCE = 4096
-
-
 def step_times(stages: Stages, splits: Ints) -> Floats:
     """Step times of the plans with these splits, seconds, [plans]; `splits`: layers of each stage, [plans, stages]."""
     ends = np.cumsum(splits, axis=1)
@@ -445,7 +449,10 @@ def step_times(stages: Stages, splits: Ints) -> Floats:
 
 
 def last_backwards(stages: Stages, splits: Ints) -> Floats:
-    """When the last backward of each stage of these plans starts, seconds, [stages, plans]."""
+    """When the last backward of each stage of these plans starts, seconds, [stages, plans].
+
+    Microbatches of a stage take equally long, so an array of plans passes through every compute once.
+    """
     ends, stage = np.cumsum(splits, axis=1), np.arange(splits.shape[1])
     forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
     start_s: Floats = np.empty(forward_s.shape)

@@ -39,6 +39,14 @@ MOST_BEYOND = 0.02
 #: 95 % of means are this close to the true one.
 STANDARD_ERRORS = 1.96
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+#: Sizes of gradients are in MiB, as DistributedDataParallel counts.
+MB = 1 << 20
+#: Reductions show what a byte costs if their sizes differ by this factor.
+SIZES_APART = 1.5
+#: Rates that are tried, and how much the errors of rates that explain a recording equally well differ.
+_RATES, _ALIKE = np.linspace(0.02, 1.0, 99), 1e-3
+#: A backward that reductions slow down further would be at a standstill.
+LEAST_RATE = 0.05
 
 
 class Gradients(Struct, frozen=True):
@@ -262,19 +270,12 @@ def _contention(job: PipelineSubject) -> float:
     return max(float(position[-1] / np.median(position[:-1])) - 1, 0.0) if len(position) > 1 else 0.0
 
 
-#: Sizes of gradients are in MiB, as DistributedDataParallel counts.
-MB = 1 << 20
-#: Reductions show what a byte costs if their sizes differ by this factor.
-SIZES_APART = 1.5
-#: Rates that are tried, and how much the errors of rates that explain a recording equally well differ.
-_RATES, _ALIKE = np.linspace(0.02, 1.0, 99), 1e-3
-#: A backward that reductions slow down further would be at a standstill.
-LEAST_RATE = 0.05
-
-
 class FittedReduction(Struct, frozen=True):
     """The cost of a reduction. `error`: of its line, relative; `unsure_s`: how much the step time of other buckets may
     be off because several rates explain the recording.
+
+    Its rates follow from what no plan changes: a bucket needs the same service, fixed_s + per_mb_s x MiB, wherever it
+    runs. Beside a backward it gets `reduce_rate` of a second in each second.
     """
 
     cost: Reduction

@@ -35,6 +35,12 @@ from tracekit.trace.compute_order import Schedule
 #: A search ends after this time, the last share of which is for the front of time against memory.
 TIME_LIMIT_S, _OF_FRONT = 60.0, 1 / 3
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
+#: Sizes of memory that are tried.
+LIMITS = 12
+#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
+_PARTS = 1 << 14
+#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
+_BYTES = 4
 
 
 def optimize(
@@ -123,12 +129,6 @@ def _reason(model: PlanModel, result: SearchResult) -> str:
     return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
 
 
-#: Sizes of memory that are tried.
-LIMITS = 12
-#: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
-_PARTS = 1 << 14
-
-
 def least_memory_gb(model: PlanModel) -> float:
     """The least memory that any plan of the space needs in its fullest stage, GB."""
     kinds = [Stages(model, schedule, count, None) for schedule in model.schedules for count in model.microbatches]
@@ -152,6 +152,9 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
     """The fastest plans by memory; none if memory is unknown. `best`: what was found within the limit of the model.
 
     `until`: when to end, as `time.monotonic`; the searches have equal shares of what is left.
+
+    Each is the best within some limit that a search of limited size finds. Limits are spread evenly between the least
+    memory of any plan and that of the fastest one.
     """
     if not model.knows_memory:
         return []
@@ -176,12 +179,12 @@ def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: i
     return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + left_s / searches).plans[:1]
 
 
-#: Megatron-LM counts a bucket in gradients of full precision, bytes each.
-_BYTES = 4
-
-
 def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
-    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says."""
+    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says.
+
+    DistributedDataParallel and its kind have one size for all buckets, not a list of layers, so the size whose buckets
+    are best is found and replayed.
+    """
     chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
     changes = model.replicas > 1 and model.space.buckets in ("free", "size")
     if changes:

@@ -23,6 +23,10 @@ from tracekit.trace.compute_order import Schedule
 #: Memory is compared with this relative tolerance: sums in another order differ by rounding.
 ROUNDING = 1e-9
 _Bools = npt.NDArray[np.bool_]
+#: Sizes that are tried at most.
+_SIZES = 64
+#: The default of DistributedDataParallel, MiB.
+DEFAULT_MB = 25.0
 
 
 class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends with what it has
@@ -253,12 +257,6 @@ def _until(values: Floats) -> Floats:
 def _between(until: Floats) -> Floats:
     """The sum of the values from the first to before the end, [first, end]; 0 if there is none between."""
     return np.maximum(until[None, :] - until[:, None], 0.0)
-
-
-#: Sizes that are tried at most.
-_SIZES = 64
-#: The default of DistributedDataParallel, MiB.
-DEFAULT_MB = 25.0
 
 
 def buckets_of_size(gradients_mb: Sequence[float], size_mb: float, first_mb: float) -> tuple[int, ...]:

@@ -79,6 +79,10 @@ class Ties(Struct, frozen=True, eq=False):
     `low`, `high`: bounds of the offset of stage s + 1 from stage s, seconds ahead, [runs, stages, dp_ranks], infinite
     if unbounded; the first stage follows the last. `ends`: offset of the first stage from the last, seconds ahead,
     [runs, dp_ranks], nan if nothing ties them. `link_took_s`: duration of a transfer between stages, seconds.
+
+    A collective ends for all of its members at nearly the same moment, so a member that leaves late has a clock that is
+    ahead, or a slow network card. A transfer ends on its receiver no earlier than on its sender, so the two directions
+    of a link bound the offset between its ends from both sides, as in NTP.
     """
 
     groups: tuple[Group, ...]

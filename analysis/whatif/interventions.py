@@ -344,7 +344,10 @@ def removal(selection: Selection) -> Changes:
 
 
 def addition(selection: Selection) -> Changes:
-    """The ideal job with the selection as recorded: what the selection costs alone (S_x in the paper)."""
+    """The ideal job with the selection as recorded: what the selection costs alone (S_x in the paper).
+
+    Questions of the paper are about steps alone, without stalls between steps and without their overlap.
+    """
     return (Idealise(~selection), *ORIGINAL)
 
 

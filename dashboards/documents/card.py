@@ -1,4 +1,7 @@
-"""The report as HTML: the card with the answer, tables of causes and fixes, and its pictures as SVG."""
+"""The report as HTML: the card with the answer, tables of causes and fixes, and its pictures as SVG.
+
+Names are escaped wherever they appear.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,14 @@ from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareG
 from tracekit.trace.model import Worker
 
 _TONES = {LossKind.BALANCED: "good", **dict.fromkeys(UNNAMED, "unsure")}
+#: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
+_LARGEST_MAP, _MOST_BARS = (64, 32), 240
+_CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
+_BAR, _HEIGHT = 8, 96
+#: Width of a picture, height of stacked bars; of a timeline the height of a row, the width of its name, and how many
+#: rows are drawn thinner.
+_WIDE, _BARS_HIGH = 1000, 160
+_ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
 def card(shown: Report | Job) -> str:
@@ -129,16 +140,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in cells)}</tbody></table>"
-
-
-#: The largest map, DP ranks x stages, and the largest number of bars; beyond that, the maximum of several is shown.
-_LARGEST_MAP, _MOST_BARS = (64, 32), 240
-_CELL, _GAP, _LEFT, _TOP = 22, 2, 44, 18
-_BAR, _HEIGHT = 8, 96
-#: Width of a picture, height of stacked bars; of a timeline the height of a row, the width of its name, and how many
-#: rows are drawn thinner.
-_WIDE, _BARS_HIGH = 1000, 160
-_ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
 def worker_map(report: Report) -> str:

@@ -38,6 +38,12 @@ _MARKUP = re.compile(r"[\\`*\[\]|~<&@]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _WIDE = 80
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "&#64;"}
 
+Row = tuple[str, str]
+#: Escaped by a backslash in Jira, where these characters are markup, the last ones only at the edge of a word.
+_JIRA_MARKUP = re.compile(r"[\\{}\[\]|*]|(?<![A-Za-z0-9])[-_^~+!]|[-_^~+!](?![A-Za-z0-9])")
+#: The forms for which tracekit has options.
+OWN = frozenset({"csv", "html", "json", "markdown", "parquet", "terminal"})
+
 
 def markdown(report: Report, *, gpu_hour: float | None = None, source: str | None = None) -> str:
     """The whole document. `gpu_hour`, `source`: as for the terminal."""
@@ -90,11 +96,6 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table with escaped cells."""
     lines = [heads, ["---"] * len(heads), *([escaped(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-Row = tuple[str, str]
-#: Escaped by a backslash in Jira, where these characters are markup, the last ones only at the edge of a word.
-_JIRA_MARKUP = re.compile(r"[\\{}\[\]|*]|(?<![A-Za-z0-9])[-_^~+!]|[-_^~+!](?![A-Za-z0-9])")
 
 
 def _markdown(name: str, headline: str, rows: list[Row], address: str) -> str:
@@ -188,10 +189,6 @@ def write_gate_junit(path: Path, gate: Gate) -> None:
             what = "failure" if row.outcome is Outcome.REGRESSION else "error"
             ElementTree.SubElement(test, what, message=printable(row.sentence), type=str(row.outcome))
     write_text(path, _JUNIT + ElementTree.tostring(suite, "unicode") + "\n", GATE_JUNIT)
-
-
-#: The forms for which tracekit has options.
-OWN = frozenset({"csv", "html", "json", "markdown", "parquet", "terminal"})
 
 
 def renderer(name: str) -> Callable[[object], str]:

@@ -1,4 +1,7 @@
-"""A report as one self-contained HTML page: answer, worker map, steps, causes and fixes, the slowest steps."""
+"""A report as one self-contained HTML page: answer, worker map, steps, causes and fixes, the slowest steps.
+
+Names are escaped wherever they appear, and a content security policy forbids all requests.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,17 @@ _POLICY = (
 BEGINNING = "<!doctype html>\n<!-- tracekit whatif -->\n"
 #: The kind of file that a page replaces.
 PAGE_FILE = Kind("a page that `tracekit whatif --html` wrote", starting_with(BEGINNING.encode()))
+#: Steps on the page, workers, and spans in total; a span takes about 20 bytes.
+MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
+_REPLAYS = (Replay.RECORDED, Replay.IDEAL)
+_FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
+_CLASS = {
+    OpKind.FORWARD_COMPUTE: _FORWARD,
+    OpKind.LOSS: _FORWARD,
+    OpKind.BACKWARD_COMPUTE: _BACKWARD,
+    OpKind.BACKWARD_WEIGHT: _BACKWARD,
+    **{kind: _COMMUNICATION for kind in KINDS if kind.is_communication},
+}
 
 
 def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
@@ -75,19 +89,6 @@ def head(title: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme"'
         f' content="light dark"><style>{report_html.style()}{_asset("page.css")}</style></head>'
     )
-
-
-#: Steps on the page, workers, and spans in total; a span takes about 20 bytes.
-MOST_STEPS, MOST_WORKERS, MOST_SPANS = 3, 24, 36_000
-_REPLAYS = (Replay.RECORDED, Replay.IDEAL)
-_FORWARD, _BACKWARD, _COMMUNICATION, _OTHER = range(4)
-_CLASS = {
-    OpKind.FORWARD_COMPUTE: _FORWARD,
-    OpKind.LOSS: _FORWARD,
-    OpKind.BACKWARD_COMPUTE: _BACKWARD,
-    OpKind.BACKWARD_WEIGHT: _BACKWARD,
-    **{kind: _COMMUNICATION for kind in KINDS if kind.is_communication},
-}
 
 
 def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:

@@ -33,6 +33,14 @@ LARGE_CELL_PX = 14
 PANEL_WIDTH_PX = 740
 TALLEST_MAP_PX = 640
 TICKS = 16
+#: Height of the map with the fewest rows: the title of its axis needs that much.
+LOWEST_MAP = 210
+
+HEIGHT = 320
+#: The largest number of labels on an axis of steps.
+STEP_TICKS = 18
+#: Lines with more points than this have no markers.
+MARKED_STEPS = 120
 
 
 def worker_heatmap(
@@ -178,10 +186,6 @@ def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict
         hoverinfo="skip",
         showlegend=False,
     )
-
-
-#: Height of the map with the fewest rows: the title of its axis needs that much.
-LOWEST_MAP = 210
 
 
 def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> go.Figure:
@@ -361,13 +365,6 @@ def _across(plan: FrontPlan | OptimizedPlan) -> float:
 
 def _words(plan: FrontPlan | OptimizedPlan) -> str:
     return f"{','.join(map(str, plan.split))}, {plan.schedule}, {plan.microbatches} microbatches"
-
-
-HEIGHT = 320
-#: The largest number of labels on an axis of steps.
-STEP_TICKS = 18
-#: Lines with more points than this have no markers.
-MARKED_STEPS = 120
 
 
 def figure(theme: Theme, *, height: int = HEIGHT, x: str = "", y: str = "", legend: bool = False) -> go.Figure:

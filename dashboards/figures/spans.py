@@ -23,6 +23,18 @@ _COMMUNICATES = np.array([kind.is_communication for kind in KINDS])
 #: The overview stores a ratio in a byte, in this many steps per 1; 0 is "no op".
 OVERVIEW_STEPS = 50
 
+STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
+_STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)
+_COMPUTE = STREAM_NAMES.index("compute")
+
+_FORWARD, _BACKWARD = (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV), (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV)
+#: The sends and receives that go with an op of a microbatch.
+_HANDED_ON = dict.fromkeys((OpKind.FORWARD_COMPUTE, *_FORWARD), _FORWARD) | dict.fromkeys(
+    (OpKind.BACKWARD_COMPUTE, *_BACKWARD), _BACKWARD
+)
+#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
+SHORTEST_PEER_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -246,20 +258,6 @@ def slowest(
     )
 
 
-STREAM_NAMES: tuple[str, ...] = tuple(dict.fromkeys(STREAMS.values()))
-_STREAM_OF_KIND = np.array([STREAM_NAMES.index(STREAMS[kind]) for kind in KINDS], np.uint8)
-_COMPUTE = STREAM_NAMES.index("compute")
-
-_FORWARD, _BACKWARD = (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV), (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV)
-#: The sends and receives that go with an op of a microbatch.
-_HANDED_ON = dict.fromkeys((OpKind.FORWARD_COMPUTE, *_FORWARD), _FORWARD) | dict.fromkeys(
-    (OpKind.BACKWARD_COMPUTE, *_BACKWARD), _BACKWARD
-)
-
-#: Peers that take less than this count as if they took this long: below it a ratio is meaningless.
-SHORTEST_PEER_S = 1e-6
-
-
 class Replay(StrEnum):
     """Which times: the recording, its replay without launch delays, or the ideal."""
 
@@ -277,6 +275,10 @@ class StepOps:
     `median`: median own cost per kind as recorded, NaN for kinds that do not occur. `alone`: [kinds, stages], True if
     fewer than half of the workers of the stage ran the kind. `meeting`: a number that the ops share which start
     together, here a send and its receive; -1 for others.
+
+    An op is compared with its peers by its own cost (without waiting): the ratio to the median of its kind over all
+    workers and microbatches; in the ideal replay all peers are equal. A kind that is `alone` has no peers there (a
+    garbage collection, for example), and its ratio is infinite.
     """
 
     step: int

@@ -50,6 +50,8 @@ class WorkerMap(Struct, frozen=True, eq=False):
     `dp_ranks`: those analysed, ascending, [dp_ranks]. `rank`: global rank, `host`: index into `hosts`; both UNKNOWN if
     the trace does not name them. `table`: the same as rows, worst first. `steps`: step numbers, [steps]. `per_step`:
     exact S_w, [steps, dp_ranks, stages], nan if the DP rank was left out.
+
+    Figures on two pages share this map, so that none of them searches 65,536 rows for a worker.
     """
 
     table: pl.DataFrame

@@ -56,6 +56,10 @@ _POSTED = {
     Posting.RECORDED: "in the order in which the host asked and waited, as recorded",
 }
 
+_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
+
+_LONGEST_HOST = 28
+
 
 def print_details(report: Report, console: Console) -> None:
     """Print all evidence behind the answer."""
@@ -181,11 +185,11 @@ def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
     return grid
 
 
-_SURE_OF = "how sure it is that this cause exists where it is named, not a share of the loss"
-
-
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
-    """How each number on the screen or in formulas was computed, by its name."""
+    """How each number on the screen or in formulas was computed, by its name.
+
+    T(x) is the mean step time of replay x, or how long a recording takes in it; docs/method.md defines the rest.
+    """
     rows = {**_times(report), **_loss(report, gpu_hour)}
     if report.leading_finding is not None:
         rows |= _cause(report.leading_finding) | _headline(report, report.leading_finding)
@@ -322,9 +326,6 @@ def _pictures(report: Report) -> dict[str, str]:
         "Steps": f"what goes with the causes, the rest as stragglers cost each step; most: step {step.step},"
         f" {seconds(step.lost_s or 0.0)} of {seconds(step.recorded_s)}",
     }
-
-
-_LONGEST_HOST = 28
 
 
 def print_culprits(culprits: Sequence[Culprit], console: Console) -> None:

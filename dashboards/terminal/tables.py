@@ -23,6 +23,21 @@ from tracekit.report.tables import Table as TableOfReport
 
 #: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
 _GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
+#: The largest map, DP ranks x stages; larger jobs are pooled.
+LARGEST_MAP = (24, 32)
+#: From S = 1 on, the denser the slower.
+_GLYPHS = "·░▒▓▆█"
+_SPARKS = "▁▂▃▄▅▆▇█"
+#: The number of bars in the line of steps.
+_LINE_BARS = 24
+#: Lost time.
+LOST: Final = LIGHT.slow[3]
+#: Verdicts: a cause costs time, no cause does, no verdict.
+BAD: Final = f"bold white on {LIGHT.bad}"
+GOOD: Final = "bold black on green"
+UNSURE: Final = "bold black on grey70"
+#: By the kind of a loss; BAD for the others.
+VERDICT_STYLE: Final[dict[str, str]] = {LossKind.BALANCED: GOOD, **dict.fromkeys(UNNAMED, UNSURE)}
 
 
 class FittingTable(Table):
@@ -139,15 +154,6 @@ def slowdown_text(value: float) -> Text:
     return Text(f"{value:.3f}", style=f"bold {LOST}" if value >= 1.1 else "")
 
 
-#: The largest map, DP ranks x stages; larger jobs are pooled.
-LARGEST_MAP = (24, 32)
-#: From S = 1 on, the denser the slower.
-_GLYPHS = "·░▒▓▆█"
-_SPARKS = "▁▂▃▄▅▆▇█"
-#: The number of bars in the line of steps.
-_LINE_BARS = 24
-
-
 def small_map(report: Report, grid: WorkerGrid, rows: int) -> RenderableType | None:
     """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
     lead = report.leading_finding
@@ -245,13 +251,3 @@ def sparkline(slowdown: Floats, width: int) -> str:
     low = min(peaks)
     high = max(*peaks, low + 0.05)
     return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
-
-
-#: Lost time.
-LOST: Final = LIGHT.slow[3]
-#: Verdicts: a cause costs time, no cause does, no verdict.
-BAD: Final = f"bold white on {LIGHT.bad}"
-GOOD: Final = "bold black on green"
-UNSURE: Final = "bold black on grey70"
-#: By the kind of a loss; BAD for the others.
-VERDICT_STYLE: Final[dict[str, str]] = {LossKind.BALANCED: GOOD, **dict.fromkeys(UNNAMED, UNSURE)}

@@ -118,7 +118,11 @@ def extra(name: str, what: str) -> Iterator[None]:
 
 
 class ExitCode(IntEnum):
-    """How a command ended."""
+    """How a command ended.
+
+    The table in docs/scripts.md lists the same. `tracekit collect`, and a hang that it watches, end with the exit code
+    of the training command instead. An error of tracekit itself ends as Python ends: with a traceback and 1.
+    """
 
     DONE = 0  #: the command did what it was asked
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do

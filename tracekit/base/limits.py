@@ -18,11 +18,20 @@ from tracekit.base.text import quoted
 
 #: Until when, by the monotonic clock, and how many seconds that were; the latter for the message.
 _limit: ContextVar[tuple[float, float] | None] = ContextVar("limit", default=None)
+#: A longer pattern is no question of a person.
+LONGEST_PATTERN = 200
+#: Characters searched between two looks at the time, and at Ctrl-C.
+_AT_ONCE = 1 << 16
+#: A folder with more files and folders below it is not searched for a job.
+MOST_ENTRIES = 50_000
 
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let the work inside take at most that long, until it next calls `check_time`."""
+    """Let the work inside take at most that long, until it next calls `check_time`.
+
+    The limit holds in the thread that set it; without one, nothing is limited.
+    """
     before = _limit.set((time.monotonic() + seconds, seconds))
     try:
         yield
@@ -39,14 +48,12 @@ def check_time() -> None:
         )
 
 
-#: A longer pattern is no question of a person.
-LONGEST_PATTERN = 200
-#: Characters searched between two looks at the time, and at Ctrl-C.
-_AT_ONCE = 1 << 16
-
-
 def check_pattern(pattern: str, *, any_case: bool = False) -> None:
-    """Raise ValueError for what is no pattern, or one too large."""
+    """Raise ValueError for what is no pattern, or one too large.
+
+    The engine is Rust's, linear in the names: it has neither look-around nor backreferences, limits the size of
+    patterns, and releases the GIL.
+    """
     search(pattern, ("",), any_case=any_case)
 
 
@@ -75,10 +82,6 @@ def _some_at_once(names: Sequence[str]) -> Iterator[Sequence[str]]:
         if characters >= _AT_ONCE or number == len(names):
             yield names[first:number]
             first, characters = number, 0
-
-
-#: A folder with more files and folders below it is not searched for a job.
-MOST_ENTRIES = 50_000
 
 
 class Search:

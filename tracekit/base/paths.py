@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 #: How much of a file is read to recognise it, bytes.
 HEAD_BYTES = 1 << 16
 _GZIP = b"\x1f\x8b"
+#: The environment variables of each cloud, as an error names them.
+_VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_STORAGE_*"}
+#: How addresses in object storage begin.
+ADDRESSES = tuple(f"{scheme}://" for scheme in _VARIABLES)
+#: Retry a request to S3 that was throttled or failed this many times, doubling the delay; to Google, this long.
+_ATTEMPTS, _RETRYING = 8, timedelta(seconds=30)
+#: Wait for an answer at most this long, retries included, seconds: alone, Azure's client waits for four minutes.
+_ANSWERS_S = 90.0
+_CHUNK = 1 << 20
+
+_Answer = TypeVar("_Answer")
 
 
 def unpacked(beginning: bytes) -> bytes:
@@ -43,7 +54,10 @@ def unpacked(beginning: bytes) -> bytes:
 
 
 class Look:
-    """What can be seen of a path without reading all of it."""
+    """What can be seen of a path without reading all of it.
+
+    Nothing here raises an OSError: what cannot be read is empty, and the reader of the file reports why.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,19 +148,6 @@ class Look:
         with self.path.open("rb") as file:
             file.seek(offset)
             return file.read(size)
-
-
-#: The environment variables of each cloud, as an error names them.
-_VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_STORAGE_*"}
-#: How addresses in object storage begin.
-ADDRESSES = tuple(f"{scheme}://" for scheme in _VARIABLES)
-#: Retry a request to S3 that was throttled or failed this many times, doubling the delay; to Google, this long.
-_ATTEMPTS, _RETRYING = 8, timedelta(seconds=30)
-#: Wait for an answer at most this long, retries included, seconds: alone, Azure's client waits for four minutes.
-_ANSWERS_S = 90.0
-_CHUNK = 1 << 20
-
-_Answer = TypeVar("_Answer")
 
 
 def object_url(place: str | os.PathLike[str]) -> str | None:

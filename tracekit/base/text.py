@@ -23,6 +23,8 @@ MOST_CONFIDENT = 0.99
 #: The last second that dates can show, of the year 9999; seconds since the epoch.
 LAST_MOMENT = 253_402_300_799
 
+_LINE = re.compile(r"^(?:.*/)?([^/]+\.pyx?)\((\d+)\): (.+)$")
+
 
 def encodable(text: str) -> str:
     """`text` with escapes for what UTF-8 cannot represent (undecodable bytes of a path, lone surrogates)."""
@@ -41,9 +43,6 @@ def short(text: str, most: int = LONGEST_NAME) -> str:
     """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
     shown = printable(text) if text.strip() else NO_NAME
     return shown if len(shown) <= most else f"{shown[: most - 3]}..."
-
-
-_LINE = re.compile(r"^(?:.*/)?([^/]+\.pyx?)\((\d+)\): (.+)$")
 
 
 def code_name(name: str) -> str:

@@ -44,7 +44,10 @@ def run_of_job(store: Store, name: str) -> RunVerdict:
 
 
 def advised(store: Store, name: str, run: RunVerdict) -> RunVerdict:
-    """The verdict with what to do about its worst causes, as far as the reports on their windows can be read."""
+    """The verdict with what to do about its worst causes, as far as the reports on their windows can be read.
+
+    Advice comes from the reports on the windows that lost most.
+    """
     worst, reports = run.alarming[:_MOST_ADVISED], dict[tuple[str, int], Report]()
     with suppress(StoreError):  # a damaged report: `tracekit store check` names it
         reports = store.reports([(name, cause.worst_window) for cause in worst])

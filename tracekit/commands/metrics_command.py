@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: The files, and the text that identifies ours among files of that name.
 _MARKS = {"tracekit.rules.yml": b"TracekitIncident", "tracekit.grafana.json": b'"uid": "tracekit-jobs"'}
 
+_SUSPECT = "HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
+
 
 @click.command("alerts")
 @click.argument("folder", type=OUT)
@@ -53,9 +55,6 @@ def alerts_command(folder: Path) -> None:
 
 def _holds(mark: bytes, file: BinaryIO) -> bool:
     return mark in file.read()
-
-
-_SUSPECT = "HOST:part=compute,excess=0.3,from=T,to=T, times as seconds since 1970 or ISO"
 
 
 class ScanOutput(Struct, frozen=True):

@@ -42,6 +42,8 @@ from tracekit.sources.source import Content
 
 #: The number of unknown nodes to list on stderr.
 _MOST_LISTED = 8
+#: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
+_GROUPS = ("part", "cause", "week", "team", "job")
 
 
 class CulpritsOutput(Struct, frozen=True):
@@ -312,10 +314,6 @@ def compare_command(
     from tracekit.dashboards.terminal.verdicts import print_comparison
 
     print_comparison(comparison, console(), commands=[f"tracekit whatif {sources[1].arguments}"], fix=applied)
-
-
-#: As `tracekit.bill.ledger.GROUPS`; that module imports polars.
-_GROUPS = ("part", "cause", "week", "team", "job")
 
 
 @click.command("bill")

@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
 #: How the names of its files end: a timeline is packed JSON, whatever it is called.
 _ENDINGS = (".gz", ".json", ".parquet")
+#: Rows of a table in the terminal.
+_MOST_ROWS = 50
+
+_Code = TypeVar("_Code")
 
 
 @click.command("export")
@@ -84,10 +88,6 @@ def export_command(
         chosen += ", the slowest ones; choose others with --steps"
     slices = counted(exported.slices, "slice")
     click.echo(f"Wrote {printable(str(out))}: {slices}{chosen}. Open it in https://ui.perfetto.dev")
-
-
-#: Rows of a table in the terminal.
-_MOST_ROWS = 50
 
 
 @click.command("sql")
@@ -183,9 +183,6 @@ def _frame(store: Store, job: str | None) -> RenderableType:
     from tracekit.dashboards.terminal.top import TopState, frame
 
     return frame(TopState.of(store, store.newest() if job is None else job))
-
-
-_Code = TypeVar("_Code")
 
 
 def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:

@@ -202,6 +202,8 @@ def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[Pla
     """A function that adds to a loss of the report which steps it slows down, and when these ran.
 
     A loss with a `first_step` begins there. `step_starts`: as in `costs_of`.
+
+    A fault that begins or ends within a window is told from one that lasts throughout by what each step loses.
     """
     rows = report.by_step
     if not rows:

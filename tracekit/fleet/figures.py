@@ -356,7 +356,11 @@ def samples_of(jobs: int) -> int:
 
 
 def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
-    """Sums of `columns`, [jobs, figures], in each sample, [samples, figures]."""
+    """Sums of `columns`, [jobs, figures], in each sample, [samples, figures].
+
+    Jobs are drawn with replacement, as many as there are; all figures use the same draws, which are the same every
+    time.
+    """
     jobs, samples = len(columns), samples_of(len(columns))
     generator = np.random.default_rng(seed)
     sums = np.empty((samples, columns.shape[1]))
@@ -402,7 +406,10 @@ class PaperFigure:
 
 
 def beside_paper(jobs: pl.DataFrame, study: Study) -> tuple[PaperFigure, ...]:
-    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper."""
+    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper.
+
+    The paper's figures have not been checked against its text here: all are shown as reported.
+    """
     return tuple(_figures(jobs.filter(pl.col("gpus") >= SMALLEST_JOB), study))
 
 

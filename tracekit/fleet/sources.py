@@ -53,7 +53,10 @@ class StudySource:
 
 
 def find_sources(named: Iterable[str]) -> list[StudySource]:
-    """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any."""
+    """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any.
+
+    Reads only names, sizes and times, and the first bytes of files whose names do not identify them.
+    """
     sources: dict[str, StudySource] = {}
     for text in named:
         in_place = list(_expand(text, Search(Path(text), bounded=False)))
@@ -165,7 +168,10 @@ class Fetched:
 
 @contextmanager
 def fetched(source: StudySource) -> Iterator[Fetched]:
-    """The content of a source, as files. Raises OSError."""
+    """The content of a source, as files. Raises OSError.
+
+    Objects in storage are first copied to a scratch folder, because every importer reads files.
+    """
     if not source.remote:
         path = Path(source.path)
         if is_endless(path):

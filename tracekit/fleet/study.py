@@ -49,6 +49,8 @@ _MARK_TEXT = json.dumps({"study_version": STUDY_VERSION, "made_by": "tracekit fl
 _NO_ANALYSIS = frozenset({"commands", "dashboards", "documents", "figures", "launch", "live", "synth", "terminal"})
 _CODE = frozenset({".py", ".c", ".h"})
 
+Progress = Callable[["Standing"], None]
+
 
 class _Mark(msgspec.Struct):
     study_version: int
@@ -306,9 +308,6 @@ def _cannot_write(path: Path, error: OSError) -> OutputError:
     return OutputError(
         f"{path}: cannot be written: {error.strerror or error}; make room or correct permissions, and run again"
     )
-
-
-Progress = Callable[["Standing"], None]
 
 
 @dataclass(slots=True)

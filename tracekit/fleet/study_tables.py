@@ -185,7 +185,10 @@ class Exclusion:
 
 
 def exclusions_of(job: Mapping[str, Any], first_start_s: float | None) -> Iterator[Exclusion]:
-    """Every rule that applies to a row of `jobs`. `first_start_s`: as recorded, by any clock."""
+    """Every rule that applies to a row of `jobs`. `first_start_s`: as recorded, by any clock.
+
+    The rules are those of the paper (docs/fleet.md).
+    """
     if job["steps"] < FEWEST_STEPS:
         yield Exclusion(Rule.FEW_STEPS, f"{job['steps']} steps; expected {FEWEST_STEPS} or more")
     if (job["restarts"] or 0) > MOST_RESTARTS:

@@ -234,7 +234,10 @@ class WatchMetrics(Collector):
 
 @dataclass(slots=True)
 class Scrapes:
-    """`last`: when each address scraped last, on the monotonic clock; `gaps`: between its last scrapes, seconds."""
+    """`last`: when each address scraped last, on the monotonic clock; `gaps`: between its last scrapes, seconds.
+
+    Unless Prometheus scrapes the end of the job, it cannot distinguish the end of the watch from a kill.
+    """
 
     last: dict[str, float] = field(default_factory=dict)
     gaps: dict[str, deque[float]] = field(default_factory=dict)

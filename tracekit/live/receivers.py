@@ -61,6 +61,8 @@ class Notifier:
 
     `arrived` is called from another thread with the content of each delivered message. `counts` counts messages by
     outcome; `problem`: the reason why the last attempt failed, None if it succeeded.
+
+    If a receiver does not answer, the message is tried again after growing delays.
     """
 
     def __init__(self, url: str, page: str = "", *, arrived: Callable[[Keys], None] | None = None) -> None:

@@ -171,7 +171,10 @@ class Changes:
 
 
 class StoreChanges:
-    """The changes of one job, or of all. The contents of the store at the first look are not news."""
+    """The changes of one job, or of all. The contents of the store at the first look are not news.
+
+    It reads only the store, so whoever adds windows and whoever reports them can run on different machines.
+    """
 
     def __init__(self, store: Store, job: str | None = None) -> None:
         self._store, self._job = store, job
@@ -216,6 +219,8 @@ class StoreChanges:
 def await_store(store: Store) -> None:
     """Wait until the store is there, and say so. Raises StoreError if something else is in its place, or if it is in
     object storage and not there.
+
+    A dashboard or a screen is often opened before the job has its first window.
     """
     path = store.path
     if object_url(path) is None and path.name.endswith(STORE_ENDING) and not os.path.lexists(path):

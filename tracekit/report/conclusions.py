@@ -20,6 +20,19 @@ from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
 from tracekit.report.tables import Maybe, Number
 from tracekit.trace.model import Worker
 
+#: Parts of a rank that a fault of its machine can slow down; others are software or input.
+MACHINE_PARTS = frozenset(("compute", "process", "network"))
+#: More nodes than this are counted, not listed.
+_MOST_LISTED = 4
+#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
+_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
+_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
+#: A cause that costs less than this share of the step is not a headline by itself.
+SMALLEST_ALARMING_SHARE = 0.05
+#: The cause of what is left of a straggler's loss once its causes are named.
+UNEXPLAINED = "unexplained"
+
 
 class Trust(Struct, frozen=True):
     """Whether to believe the report."""
@@ -285,12 +298,6 @@ class Answer(Struct, frozen=True):
     accounts: tuple[CauseInWords, ...]
 
 
-#: Parts of a rank that a fault of its machine can slow down; others are software or input.
-MACHINE_PARTS = frozenset(("compute", "process", "network"))
-#: More nodes than this are counted, not listed.
-_MOST_LISTED = 4
-
-
 class Nodes(NamedTuple):
     """Nodes of culprits, costliest first, with names that are safe for a script: those to `drain`, and the others."""
 
@@ -317,7 +324,12 @@ class Accused(Struct, frozen=True):
 
 
 def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
-    """The nodes of `culprits`. `trusted`: whether the report can be."""
+    """The nodes of `culprits`. `trusted`: whether the report can be.
+
+    The one rule for what may be drained. A slow rank is no reason to drain its node: user code, input or a neighbour on
+    its cores slow it down just as well. It takes hardware evidence, such as a throttled GPU, in a report that can be
+    trusted. Other nodes are suspects, which a script gets only where it asks for them.
+    """
     drain: dict[str, None] = {}
     named: dict[str, None] = {}
     for culprit in culprits:
@@ -333,12 +345,6 @@ def _listed(nodes: tuple[str, ...]) -> str:
     return ", ".join(map(short, nodes)) if len(nodes) <= _MOST_LISTED else f"{len(nodes)} hosts"
 
 
-#: A valid node name: a host name without characters that mean something else to a shell or to Slurm.
-_NODE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-#: A name that ends in a number, has more than that number, and whose number fits into Slurm's 64 bits.
-_NUMBERED = re.compile(r"(.*\D)(\d{1,18})")
-
-
 def is_node_name(name: str) -> bool:
     """Whether a name can be passed unquoted to a shell and to Slurm."""
     return _NODE_NAME.fullmatch(name) is not None
@@ -349,6 +355,8 @@ def hostlist(names: Iterable[str]) -> str:
 
     Numbers with leading zeros share brackets only with those of the same length. Raises ValueError for a name that
     `is_node_name` rejects.
+
+    Ranges are used only if Slurm expands them to the same names.
     """
     numbers: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
@@ -380,12 +388,6 @@ def _with_brackets(prefix: str, width: int, numbers: list[int]) -> str:
     ranges = runs(numbers)
     words = [f"{begin:0{width}}" if begin == end else f"{begin:0{width}}-{end:0{width}}" for begin, end in ranges]
     return f"{prefix}{words[0]}" if len(numbers) == 1 else f"{prefix}[{','.join(words)}]"
-
-
-#: A cause that costs less than this share of the step is not a headline by itself.
-SMALLEST_ALARMING_SHARE = 0.05
-#: The cause of what is left of a straggler's loss once its causes are named.
-UNEXPLAINED = "unexplained"
 
 
 class State(StrEnum):
@@ -440,6 +442,8 @@ class RunVerdict(Struct, frozen=True):
     run, `wall_s`. `lost_share`: of that time, too. `causes`: worst first. `ended`: how the job ended, None while it
     runs and if unknown. `notes`: what the times cannot be trusted for. `of_windows`: how many the job has, for the
     verdict on a part of its run; None for the whole run.
+
+    It is a ledger: its causes add up to what the windows lost, and they are rows of the bill.
     """
 
     first_step: int

@@ -21,6 +21,8 @@ from tracekit.report.finding import Spent
 from tracekit.report.tables import Series, SeriesLine, Table, UsualBand
 from tracekit.trace.gpu_activity import IdleReason
 
+Limit = Literal["compute", "communication", "host"]
+
 
 class Unprofiled(Struct, frozen=True):
     """The step as it runs without the profiler that recorded the job, seconds.
@@ -146,9 +148,6 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
 
 #: So many operators and calls, names of an idle reason, and characters of a name.
 _MOST_ROWS, _MOST_OF_REASON, _WIDEST = 8, 2, 50
-
-
-Limit = Literal["compute", "communication", "host"]
 
 
 class OtherStep(Struct, frozen=True):

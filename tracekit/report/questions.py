@@ -26,6 +26,16 @@ _NO_PEERS = (
 #: The number of values of a label to show, and of characters of each.
 _MOST_VALUES, _LONGEST_VALUE = 20, 48
 
+PlaceOfIdle = Literal["warm-up", "between", "drain"]
+ReasonOfIdle = Literal["peer", "transfer", "collective", "host"]
+CauseOfIdle = Literal["transfers", "jitter", "workers", "stages", "dependency", "host"]
+
+WaitBasis = Literal["peers", "minimum"]
+LoadSource = Literal["splits", "loads", "kernel-times"]
+#: Pairs of expert and rank.
+Placement = list[list[int]]
+ExpertCause = Literal["hot-expert", "hot-rank", "rotating", "skew", "late-peer", "one-launch-queue"]
+
 
 class Question(Struct, frozen=True):
     """One custom what-if question and its answer.
@@ -89,11 +99,6 @@ def change_text(saved_s: float) -> str:
     """The change of a step that saves so much, with its sign."""
     shown, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
     return "0" if float(shown.split()[0]) == 0 else f"{sign}{shown}"
-
-
-PlaceOfIdle = Literal["warm-up", "between", "drain"]
-ReasonOfIdle = Literal["peer", "transfer", "collective", "host"]
-CauseOfIdle = Literal["transfers", "jitter", "workers", "stages", "dependency", "host"]
 
 
 class Idle(Struct, frozen=True):
@@ -164,6 +169,8 @@ class Bubbles(Struct, frozen=True):
 
     `window_s`: from the first start to the last end of any compute. `share`: of the window. `causes`: largest first.
     `unknown`: why there are no figures, `causes_unknown`: why there are no causes; null if there are.
+
+    All figures are seconds per lane (one DP rank in one step, all its stages), means over the lanes.
     """
 
     window_s: float | None
@@ -194,13 +201,6 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
             peak_microbatches=pl.Series(held, dtype=pl.Float64)
         ),
     }
-
-
-WaitBasis = Literal["peers", "minimum"]
-LoadSource = Literal["splits", "loads", "kernel-times"]
-#: Pairs of expert and rank.
-Placement = list[list[int]]
-ExpertCause = Literal["hot-expert", "hot-rank", "rotating", "skew", "late-peer", "one-launch-queue"]
 
 
 class OverlapOfRank(Struct, frozen=True):

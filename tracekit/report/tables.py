@@ -25,6 +25,14 @@ from tracekit.trace.model import Layout, OpKind, Worker
 #: The numbers of colours.
 TONES = range(7)
 
+T = TypeVar("T")
+Maybe = Union[T, UnsetType]  # noqa: UP007
+Number = float | None
+#: Types of JSON that are columns of a table.
+_COLUMNS: dict[Any, Any] = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
+#: A cell that begins with one of these is a formula to a spreadsheet (OWASP, CSV injection).
+_FORMULAS = r"^[=+\-@\t\r]"
+
 
 class Table(Struct, frozen=True, tag="table"):
     """A table with a heading. The first column names things, the others are figures; `note`: a remark below."""
@@ -369,13 +377,6 @@ class ClockReport(Struct, frozen=True):
     untied: str | None
 
 
-T = TypeVar("T")
-Maybe = Union[T, UnsetType]  # noqa: UP007
-Number = float | None
-#: Types of JSON that are columns of a table.
-_COLUMNS: dict[Any, Any] = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
-
-
 def frame_of(things: Sequence[object], shape: type[Struct], but: Collection[str] = ()) -> pl.DataFrame:
     """One row for each thing, with the columns of `shape` that are text, numbers or truth values, `but` for these.
 
@@ -418,10 +419,6 @@ def encoded(content: Any) -> bytes:
 
 def _rows_or_number(thing: Any) -> Any:
     return thing.to_dicts() if isinstance(thing, pl.DataFrame) else thing.item()
-
-
-#: A cell that begins with one of these is a formula to a spreadsheet (OWASP, CSV injection).
-_FORMULAS = r"^[=+\-@\t\r]"
 
 
 def csv_kind(name: str, columns: Iterable[str]) -> Kind:

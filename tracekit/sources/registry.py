@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from tracekit.trace.op import OpTrace
 
 _Sentence = Callable[[Look, Content], str]
+#: Files that mark folders of tracekit.
+STUDY_MARK, RUN_FILE = "tracekit-study", "run.json"
+PARQUET = ".parquet"
+#: Endings of files other than Parquet that are traces if their first bytes say so.
+OTHER_ENDINGS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
+_PARQUET_BYTES = b"PAR1"
+_COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
 def other_recording(look: Look) -> str | None:
@@ -266,15 +273,6 @@ def read_post_training(paths: Sequence[Path], _: ReadOptions) -> Job:
     from tracekit.analysis.job.rl_job import RlJob
 
     return RlJob.read(list(paths))
-
-
-#: Files that mark folders of tracekit.
-STUDY_MARK, RUN_FILE = "tracekit-study", "run.json"
-PARQUET = ".parquet"
-#: Endings of files other than Parquet that are traces if their first bytes say so.
-OTHER_ENDINGS = (".json", ".json.gz", ".sqlite", ".log", ".txt", ".jsonl")
-_PARQUET_BYTES = b"PAR1"
-_COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
 def _trace(title: str) -> Callable[[Look, Content], str]:

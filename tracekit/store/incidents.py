@@ -229,7 +229,10 @@ class StoredHang(msgspec.Struct, frozen=True, tag_field="format", tag="tracekit-
 
 
 def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-    """Add a report to the store in `folder`. Raises OSError, UnsafeFileError."""
+    """Add a report to the store in `folder`. Raises OSError, UnsafeFileError.
+
+    Each file is written once and atomically, so it needs no entry in the catalogue.
+    """
     now, contained = datetime.now(UTC), Contained(folder)
     stored = StoredHang(job, now.timestamp(), tuple(lines), report)
     name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
@@ -323,7 +326,10 @@ def current_user() -> str:
 
 
 def write_change(store: Path, incident: int, change: IncidentChange) -> None:
-    """Append a change. Raises SelectionError for a text that is too long, OSError, UnsafeFileError."""
+    """Append a change. Raises SelectionError for a text that is too long, OSError, UnsafeFileError.
+
+    A change is a line that is appended, so if two people write at once, both are kept.
+    """
     if max(len(change.owner or ""), len(change.note or "")) > LONGEST_TEXT:
         raise SelectionError(f"an owner and a note have at most {LONGEST_TEXT:,} characters")
     _append(store, str(incident), change)

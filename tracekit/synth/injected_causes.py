@@ -32,6 +32,13 @@ _BOUNDS = {
     "delay_s": (0, math.inf), "rate": (0, 1), "quadratic_share": (0, 1), "offset_s": (-math.inf, math.inf),
 }  # fmt: skip
 
+COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
+WORK = COMPUTE | {OpKind.OPTIMIZER}
+#: Token budget of a packed microbatch, and the lengths of its documents: a lognormal with a long tail.
+PACKED_TOKENS = 32_768
+MEDIAN_LENGTH = 1_000
+LENGTH_SIGMA = 1.6
+
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
@@ -147,14 +154,6 @@ def require(
     if not (fits and math.isfinite(float(str(value))) and least <= float(str(value)) <= most):
         bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
         raise SelectionError(f"{owner}: {name} is {value!r:.40}; expected {bound}")
-
-
-COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})
-WORK = COMPUTE | {OpKind.OPTIMIZER}
-#: Token budget of a packed microbatch, and the lengths of its documents: a lognormal with a long tail.
-PACKED_TOKENS = 32_768
-MEDIAN_LENGTH = 1_000
-LENGTH_SIGMA = 1.6
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ METADATA_KEY = "tracekit"
 USUAL_COLUMNS, MOST_COLUMNS, MOST_VALUES_PER_BYTE, FEWEST_VALUES = 32, 10_000, 64, 32_000_000
 #: Read files with more rows than this one column at a time.
 MOST_ROWS_AT_ONCE = 250_000
+#: Gives the columns of a file their canonical names.
+Renamed = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -175,10 +177,6 @@ _GPU_FIGURES = ("throttled", "reasons", "sm_mhz")
 MOST_ROWS_AS_TABLE = 2_000_000
 #: No clock shows this many seconds since 1970.
 LARGEST_CLOCK_S = 1e11
-
-
-#: Gives the columns of a file their canonical names.
-Renamed = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,16 @@ from tracekit.trace.model import Layout, Worker
 if TYPE_CHECKING:
     import numpy as np
 
+#: Name at most this many workers that were not traced.
+MOST_MISSING = 1000
+#: The key of the metadata that has values of steps: name -> step -> value.
+STEP_VALUES = "step_values"
+NAMES = ("tokens", "loss")
+#: Of a step; a float of 64 bits counts no further.
+MOST_TOKENS = 1 << 53
+StepValues = Mapping[str, Mapping[int, float]]
+_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
 
 class Fact(StrEnum):
     """What a conclusion can rest on."""
@@ -45,7 +55,11 @@ class Lack(Struct, frozen=True):
 
 
 class SourceKind(Struct, frozen=True):
-    """A kind of source, with what it lacks. `title`: for people."""
+    """A kind of source, with what it lacks. `title`: for people.
+
+    Detectors, verdict, trust, bill and documentation read this one table. What a single file lacks is found when it is
+    read.
+    """
 
     title: str
     lacks: tuple[Lack, ...] = ()
@@ -94,10 +108,6 @@ WINDOW = SourceKind(
     "one window of a running job",
     (Lack(Fact.BEFORE, "what its first step shows may have begun earlier", "see the page Time of the job"),),
 )
-
-
-#: Name at most this many workers that were not traced.
-MOST_MISSING = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +160,6 @@ class MissingMembers:
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
     """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
     return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
-
-
-#: The key of the metadata: name -> step -> value.
-STEP_VALUES = "step_values"
-NAMES = ("tokens", "loss")
-#: Of a step; a float of 64 bits counts no further.
-MOST_TOKENS = 1 << 53
-StepValues = Mapping[str, Mapping[int, float]]
-_Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:

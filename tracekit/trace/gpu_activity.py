@@ -116,6 +116,8 @@ class ProfilerCost(NamedTuple):
 
     `before_launch`, `in_launch`: what of a launch lies before the call and within it. `stacks`: whether functions were
     recorded.
+
+    A job does not spend it in production.
     """
 
     operator: float

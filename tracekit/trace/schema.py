@@ -63,6 +63,8 @@ NONE = -1
 #: The optional columns, in the order in which a trace has them.
 OPTIONAL = (POSTED, RESUMED, *OF_RANKS, SENT, RECEIVED)
 
+Number = TypeVar("Number", bound=np.generic)
+
 
 def numbers_of(column: pl.Series) -> npt.NDArray[Any]:
     """Times as float64, nan for null; other numbers as int32, NONE for null."""
@@ -321,9 +323,6 @@ def _describe(ops: pl.DataFrame, row: int) -> str:
 def violation(source: Origin, column: pl.Series, row: int, expectation: str) -> TraceError:
     """The error for an invalid value in `row` of `column`."""
     return TraceError(f"{source}: {source.column(column.name)}, row {row}: {quoted(column[row])}; {expectation}")
-
-
-Number = TypeVar("Number", bound=np.generic)
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:

@@ -118,6 +118,8 @@ def zeros_of_steps(
 ) -> tuple[npt.NDArray[Any], Mapping[int, float]]:
     """From when the starts of each step count, ascending, in `unit`; and when the steps start, seconds of the clock
     across steps. `spans`: the `spans_of` all ops, whose starts `start` has. Raises TraceError as `in_seconds`.
+
+    Integers are shifted as integers and floats by exact subtraction, so no digit is lost.
     """
     per_second, spans = (unit or TimeUnit.S).per_second, spans.sort("step", "rank")
     steps = _by_step(spans)
@@ -265,6 +267,11 @@ def check_magnitudes(
 
     `ops`: canonical columns, at least of these `steps` (see `judged_steps`) and of the rank of the first row.
     `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
+
+    Uses medians, or the fastest op of each step (its median over steps), never a single op: a two-hour checkpoint, an
+    evaluation, one hung step or one slow link cannot raise an alarm (`USUAL`). Each statistic outside its usual range
+    adds its distance in decades; the error is raised if another unit would reduce the sum by `ALARM` or more. A trace
+    whose times are usual in two units is ambiguous and passes.
     """
     if stated is TimeUnit.S:
         return

@@ -15,6 +15,12 @@ from tracekit.base.text import ranks_text, short
 from tracekit.dashboards.figures.charts import figure
 from tracekit.dashboards.figures.theme import Theme
 
+#: Most culprits and groups drawn one below the other; the table has all.
+MOST_ROWS = 12
+_ROW_HEIGHT, _LABEL, _RUNS = 58, 24, 4
+#: Pixels: of a column, of a letter, and between the text of a box and its border.
+COLUMN_PX, _LETTER_PX, _PAD_PX = 230, 7, 6
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -79,13 +85,6 @@ def node_table(nodes: Sequence[Node]) -> pl.DataFrame:
         awaited = dict.fromkeys(ranks_text(nodes[held].ranks) for held in node.held_by)
         rows.append((ranks_text(node.ranks, most=1000), node.label, node.operation, ", ".join(awaited)))
     return pl.DataFrame(rows, dict.fromkeys(("ranks", "what", "operation", "wait for"), pl.String()), orient="row")
-
-
-#: Most culprits and groups drawn one below the other; the table has all.
-MOST_ROWS = 12
-_ROW_HEIGHT, _LABEL, _RUNS = 58, 24, 4
-#: Pixels: of a column, of a letter, and between the text of a box and its border.
-COLUMN_PX, _LETTER_PX, _PAD_PX = 230, 7, 6
 
 
 def graph_width(nodes: Sequence[Node]) -> int:

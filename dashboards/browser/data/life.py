@@ -28,6 +28,11 @@ MOST_OPS = 5_000_000
 MOST_KINDS = 4
 #: Parts of a stalled step that the job meant to do.
 _MEANT = ("checkpoint", "evaluation")
+#: Room for the labels of the y axes, so that moments are below each other, pixels.
+_LEFT = 104
+_ROW_PX = 26
+#: Where a click on a row of spans or events leads; None: nowhere.
+Where = Callable[[int | None, int | None], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class Life:
     """`spans`: `start_s`, `end_s`, `window`, `step` (null if a span is of windows), `first_step`, `last_step`,
     `recorded_s`, `tokens_per_s`, `loss`, `mfu`, and whether the line is `broken` before it because steps in between
     were not recorded. `losses`: `start_s`, `end_s`, `kind`, `lost_s` of a mean step. Times are seconds since the epoch.
+
+    Of few windows, spans are steps, from the reports; of more, they are windows or several of them, from the catalogue.
     """
 
     spans: pl.DataFrame
@@ -224,13 +231,6 @@ def _stops(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame)
             if stall.part in _MEANT and (when := times.get((number, stall.step))) is not None:
                 words = f"step {stall.step} took {stall.extra_s:.3g} s longer"
                 yield Event(stall.part, *when, words, number, stall.step)
-
-
-#: Room for the labels of the y axes, so that moments are below each other, pixels.
-_LEFT = 104
-_ROW_PX = 26
-#: Where a click on a row of spans or events leads; None: nowhere.
-Where = Callable[[int | None, int | None], str | None]
 
 
 def rates(

@@ -61,6 +61,8 @@ OTHER_VERSION = "It was analysed by another version of tracekit."
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+_Read = TypeVar("_Read")
+
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -126,6 +128,9 @@ class Results:
     """The results in one `store`.
 
     Every method raises StoreError where the store cannot be read, NotStoredError where it lacks the job.
+
+    Results are computed when a window is added, so a page costs a lookup. A change of the store is noticed at the next
+    call; cached data of a window stays valid, because a window never changes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -446,7 +451,11 @@ class FleetReport:
 
 
 class FleetStudy:
-    """The study in a folder. Its report stays in memory until the study changes."""
+    """The study in a folder. Its report stays in memory until the study changes.
+
+    Building it takes seconds for 100,000 jobs, so that is done when the server starts and after a run has changed the
+    study.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -486,11 +495,11 @@ class FleetStudy:
         )
 
 
-_Read = TypeVar("_Read")
-
-
 class ResultCache:
-    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory.
+
+    Reading twice at a time takes twice the time and memory.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -46,6 +46,18 @@ LONGEST_ADDRESS = 7500
 MOST_WORKERS = 8
 #: Steps that one names.
 MOST_STEPS = 40
+#: Replays at the same time; each uses all cores by itself, so more would only take memory.
+AT_ONCE = 2
+#: Answers kept in memory.
+ANSWERS_KEPT = 1024
+#: Questions that may wait for their turn.
+MOST_WAITING = 64
+#: A question that nobody has asked again for so long is dropped when its turn comes.
+ABANDONED_S = 90.0
+#: A question may take so long once its job is loaded.
+LONGEST_S = 120.0
+#: A larger job is not loaded into the server's memory.
+MOST_OPS = 40_000_000
 
 
 class QueryAction(StrEnum):
@@ -61,6 +73,8 @@ class WhatifQuery:
     """One question: the selection as text, what happens to it, and for `scale` by which factor.
 
     With `peers`, the text may be a whole edit, which scales some selections.
+
+    Selections and edits have the language of `whatif --fix` and `--keep`.
     """
 
     selection: str
@@ -304,7 +318,10 @@ class GpuQuestion(Struct, frozen=True):
 
 
 def gpu_questions(report: Report) -> tuple[GpuQuestion, ...]:
-    """The questions about a recording of GPUs, none about other jobs."""
+    """The questions about a recording of GPUs, none about other jobs.
+
+    Their answers are replays, so they have the prices of fixes.
+    """
     gpus = report.gpu_of_ranks
     if not gpus or (report.job.gpu_ops or report.job.ops or 0) > _MOST_GPU_OPS:
         return ()
@@ -362,20 +379,6 @@ def _of_classes(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQues
         taken_s[kernel.of_class] = taken_s.get(kernel.of_class, 0.0) + kernel.seconds / len(gpus)
     for name in sorted(taken_s, key=lambda name: -taken_s[name])[:MOST_ROWS]:
         yield GpuQuestion(CLASSES, name, taken_s[name], WhatifQuery(f"kind={name}", QueryAction.SCALE, 0.5))
-
-
-#: Replays at the same time; each uses all cores by itself, so more would only take memory.
-AT_ONCE = 2
-#: Answers kept in memory.
-ANSWERS_KEPT = 1024
-#: Questions that may wait for their turn.
-MOST_WAITING = 64
-#: A question that nobody has asked again for so long is dropped when its turn comes.
-ABANDONED_S = 90.0
-#: A question may take so long once its job is loaded.
-LONGEST_S = 120.0
-#: A larger job is not loaded into the server's memory.
-MOST_OPS = 40_000_000
 
 
 class Phase(StrEnum):
@@ -436,7 +439,11 @@ class _Run:
 
 
 class Replays:
-    """Answers questions on jobs of a store, each once."""
+    """Answers questions on jobs of a store, each once.
+
+    Asking again is how progress is watched, so a page that is left, a server that is restarted and a second process
+    need no care: who still wants the answer asks again.
+    """
 
     def __init__(self, results: Results) -> None:
         self._results = results

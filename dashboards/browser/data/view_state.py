@@ -39,6 +39,11 @@ _MOST_TEXT, _LONGEST_FIND = 2000, 100
 _Value = TypeVar("_Value")
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
+_WORKER = re.compile(r"(?:worker\s*)?\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?", re.IGNORECASE)
+_RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
+_NUMBER = re.compile(r"-?[0-9]{1,15}")
+
 
 class DrawnReplays(StrEnum):
     """The replays to draw."""
@@ -352,12 +357,6 @@ def _ranges(text: str) -> list[tuple[int, int]]:
     """Parse `0-3 7` into lowest and highest numbers."""
     parts = [part.partition("-") for part in re.split("[ ,]+", text)]
     return [(int(low), int(high) if dash else int(low)) for low, dash, high in parts]
-
-
-_WORKER = re.compile(r"(?:worker\s*)?\(?\s*([0-9]{1,7})\s*,\s*([0-9]{1,7})\s*\)?", re.IGNORECASE)
-_RANK = re.compile(r"(?:rank\s*)?([0-9]{1,9})", re.IGNORECASE)
-_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?")
-_NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
 SHORT_NAME = 20
 #: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
 Row = tuple[Any, ...]
+#: A table of at most so many columns fits into half of a page.
+NARROW = 5
 
 
 def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Component]:
@@ -275,10 +277,6 @@ clientside_callback(
     Output("names-said", "children"),
     Input("names-q", "value"),
 )
-
-
-#: A table of at most so many columns fits into half of a page.
-NARROW = 5
 
 
 def ranks_picture(stored: Stored, report: Report) -> list[Component]:

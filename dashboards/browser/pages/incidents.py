@@ -33,6 +33,18 @@ from tracekit.store.incidents import IncidentChange, muted_until, owner_of
 MOST_LISTED = 100
 _COSTLIEST = "GPU-hours a day"
 
+COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
+_FIGURES = (3, 4, 7)
+#: The orders of columns that can be sorted. Those that nobody takes come first.
+ORDERS: dict[str, Callable[[Handled], Any]] = {
+    "Job": lambda handled: handled.incident.job,
+    "Lost": lambda handled: -handled.incident.cause.share,
+    "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
+    "Owner": lambda handled: owner_of(handled.changes) or "",
+    "Since": lambda handled: -handled.incident.began_s,
+    "Lasted": lambda handled: handled.incident.began_s,
+}
+
 
 def build(sort: str = "", **_: str) -> list[Component]:
     """The open ones by column `sort`, then the newest closed ones."""
@@ -65,19 +77,6 @@ class Handled:
     incident: Incident
     changes: tuple[IncidentChange, ...]
     lost: float | None
-
-
-COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
-_FIGURES = (3, 4, 7)
-#: The orders of columns that can be sorted. Those that nobody takes come first.
-ORDERS: dict[str, Callable[[Handled], Any]] = {
-    "Job": lambda handled: handled.incident.job,
-    "Lost": lambda handled: -handled.incident.cause.share,
-    "GPU-hours a day": lambda handled: -(handled.lost or 0.0),
-    "Owner": lambda handled: owner_of(handled.changes) or "",
-    "Since": lambda handled: -handled.incident.began_s,
-    "Lasted": lambda handled: handled.incident.began_s,
-}
 
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:

@@ -69,6 +69,15 @@ from tracekit.report.report import Report
 
 #: Causes that are shown at once.
 MOST_CAUSES = 3
+#: A label, its sentence, and the link to where its figures can be seen.
+AnswerRow = tuple[str, str | None, Component | None]
+#: Windows that are counted around the one shown, and those that are listed with their headline.
+MOST_AROUND, MOST_LISTED = 60, 20
+#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
+STALE_WINDOWS, STALE_S = 5, 60.0
+
+_HEADS = ("Cause", "Where", "Lost", "GPU-hours", "Steps", "When", "State")
+_TONES = {State.OPEN: Tone.BAD, State.OVER: Tone.GOOD, State.ENDED: Tone.UNSURE}
 
 
 def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str) -> list[Component]:
@@ -236,10 +245,6 @@ def _about(stored: Stored, report: Report) -> Component:
     )
 
 
-#: A label, its sentence, and the link to where its figures can be seen.
-AnswerRow = tuple[str, str | None, Component | None]
-
-
 def hero(stored: Stored, report: Report) -> Component:
     """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
     verdict, trust = headline(report), report.trust
@@ -343,12 +348,6 @@ def fix_levels(stored: Stored, report: Report) -> list[Level]:
     return [*levels, Level("With these fixes", 0, step_s, theme.changed, seconds(step_s), page("/whatif"))]
 
 
-#: Windows that are counted around the one shown, and those that are listed with their headline.
-MOST_AROUND, MOST_LISTED = 60, 20
-#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
-STALE_WINDOWS, STALE_S = 5, 60.0
-
-
 def window_bar(stored: Stored) -> list[Component]:
     """Which window this is, when the newest came, and the way to the others."""
     live = next(results().live_jobs().filter(pl.col("name") == stored.name).iter_rows(named=True), None)
@@ -432,10 +431,6 @@ def history(stored: Stored) -> list[Component]:
     ]
     heads = ("Window", "Steps", "Stored", "Lost", "What it showed")
     return [*parts, panel("History", row_table(heads, rows, "Windows of this job", numbers=(3,)))]
-
-
-_HEADS = ("Cause", "Where", "Lost", "GPU-hours", "Steps", "When", "State")
-_TONES = {State.OPEN: Tone.BAD, State.OVER: Tone.GOOD, State.ENDED: Tone.UNSURE}
 
 
 def run_panel(stored: Stored, report: Report) -> list[Component]:

@@ -1,4 +1,7 @@
-"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step."""
+"""Workers: which worker, host, stage or DP rank is slow, since when, over all steps and step by step.
+
+Buttons that choose a worker or a host have the id `{"type": "pick-worker", ...}` or `{"type": "pick-host", ...}`.
+"""
 
 from __future__ import annotations
 
@@ -64,6 +67,10 @@ MOST_BARS = 240
 MOST_ROWS = 40
 #: Workers of a host that are marked on the map.
 MOST_MARKED = 500
+#: Workers, hosts and steps listed.
+LISTED = 10
+HOSTS_LISTED = 12
+SLOWEST_STEPS = 10
 
 
 def build(stored: Stored, report: Report, **state: str) -> list[Component]:
@@ -338,12 +345,6 @@ def _followed(
 clientside_callback(
     ClientsideFunction("tracekit", "remember"), Input("workers-view", "data"), prevent_initial_call=True
 )
-
-
-#: Workers, hosts and steps listed.
-LISTED = 10
-HOSTS_LISTED = 12
-SLOWEST_STEPS = 10
 
 
 def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:

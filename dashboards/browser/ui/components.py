@@ -1,4 +1,8 @@
-"""Building blocks of the pages: panels, tables, controls, figures that our assets draw, terms defined."""
+"""Building blocks of the pages: panels, tables, controls, figures that our assets draw, terms defined.
+
+Every text is a child or a prop, never markup: names of jobs and hosts are untrusted. Labels of controls are HTML
+labels, so that clicks and screen readers find the control.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,13 @@ _Arguments = ParamSpec("_Arguments")
 
 #: Most rows in the table of a figure; its CSV has all of them.
 MOST_ROWS = 200
+#: What began a gap of the GPU, by its name in a report.
+GAP_BEGINS: Final[dict[str, str]] = {
+    "synchronise": "a call that waited for the GPU",
+    "host": "the host late with its next launch",
+    "queued": "work held up on the GPU",
+    "unknown": "work whose launch was not recorded",
+}
 
 
 def href(path: str, **state: object) -> str:
@@ -384,12 +395,4 @@ GPU_REASONS: Final[dict[str, str]] = {
     "kernel": "kernels below what the card can do",
     "transfer": "copies that nothing hides",
     "launch-bound": "kernels that end before the next is launched",
-}
-
-#: What began a gap of the GPU, by its name in a report.
-GAP_BEGINS: Final[dict[str, str]] = {
-    "synchronise": "a call that waited for the GPU",
-    "host": "the host late with its next launch",
-    "queued": "work held up on the GPU",
-    "unknown": "work whose launch was not recorded",
 }

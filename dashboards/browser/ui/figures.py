@@ -21,6 +21,8 @@ from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine,
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
+#: Characters of a name beside its bar.
+LONGEST_LABEL = 46
 
 
 def _sides(theme: Theme) -> dict[str, str]:
@@ -105,10 +107,6 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
         pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step
     )
     return worker_heatmap(worker_map_of_side, None, theme)
-
-
-#: Characters of a name beside its bar.
-LONGEST_LABEL = 46
 
 
 @dataclass(frozen=True, slots=True)

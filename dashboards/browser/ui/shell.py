@@ -61,6 +61,19 @@ MOST_LEFT_OUT = 20
 Reads = Callable[[Results, Mapping[str, str]], Sequence[Callable[[], object]]]
 
 _reads: dict[str, Reads] = {}
+#: Id of the element that shows errors of callbacks without a better place for them.
+TROUBLE = "page-trouble"
+#: Pages send a few kilobytes; what a callback may cost grows with them.
+MOST_BYTES = 1 << 17
+
+_Arguments = ParamSpec("_Arguments")
+_Answer = TypeVar("_Answer")
+
+_CODE = re.compile(r"`([^`]+)`")
+#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
+ADDRESS = "\ue000"
+#: Ranges that end with the job: name and seconds.
+_LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,16 +291,6 @@ def _log_out() -> list[Component]:
     return [html.Form(button, action=href("/logout"), method="POST")]
 
 
-#: Id of the element that shows errors of callbacks without a better place for them.
-TROUBLE = "page-trouble"
-
-#: Pages send a few kilobytes; what a callback may cost grows with them.
-MOST_BYTES = 1 << 17
-
-_Arguments = ParamSpec("_Arguments")
-_Answer = TypeVar("_Answer")
-
-
 def answers(
     *wiring: Any, on_error: Callable[[Exception], Any] | None = None
 ) -> Callable[[Callable[_Arguments, _Answer]], Callable[_Arguments, _Answer]]:
@@ -362,11 +365,11 @@ def say_failure(error: Exception) -> None:
     set_props(TROUBLE, {"children": message})
 
 
-_CODE = re.compile(r"`([^`]+)`")
-
-
 def as_prose(content: Any) -> Any:
-    """`content` and all components in it, changed in place; text with code becomes a list of parts."""
+    """`content` and all components in it, changed in place; text with code becomes a list of parts.
+
+    Reports keep plain text, which terminals and messages show as it is.
+    """
     match content:
         case html.Code() | html.Pre():
             return content
@@ -393,10 +396,6 @@ def _parts(text: str) -> Any:
     return prose[0] if len(prose) == 1 else [part for part in prose if part]
 
 
-#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
-ADDRESS = "\ue000"
-
-
 def share(job: str, report: Report) -> Component:
     """The menu Share."""
     copies = [
@@ -421,12 +420,11 @@ def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
     return html.A(words, href=href(f"/download/{name}.xlsx", **state), download="", className=style)
 
 
-#: Ranges that end with the job: name and seconds.
-_LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
-
-
 def range_control(job: str, path: str) -> list[Component]:
-    """What range is shown, with links to others and a form; nothing where the job has no times."""
+    """What range is shown, with links to others and a form; nothing where the job has no times.
+
+    Pages of a job with several windows show the newest one in the range; charts of time show the range alone.
+    """
     whole = results().spans(job, 1)
     if whole.is_empty():
         return []

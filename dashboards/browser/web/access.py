@@ -34,6 +34,16 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\[\]@:/?#\s]+)(:\d{1,5})?")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 _Start = Callable[..., Any]
 
+HELP = (
+    "token (prints a link), token:FILE (a line NAME: TOKEN for each person) or proxy:HEADER@ADDRESS (HEADER names the"
+    " user, set by the reverse proxy at ADDRESS: IP addresses or networks, with commas)"
+)
+NO_PASSWORDS = (
+    "the dashboard has no passwords any more: write a line NAME: TOKEN for each person, with a token that"
+    " `openssl rand -hex 16` prints, and start it with --auth token:FILE"
+)
+_LONGEST_NAME = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -126,17 +136,6 @@ class WithoutPrefix:
         return self._application(environment, start)
 
 
-HELP = (
-    "token (prints a link), token:FILE (a line NAME: TOKEN for each person) or proxy:HEADER@ADDRESS (HEADER names the"
-    " user, set by the reverse proxy at ADDRESS: IP addresses or networks, with commas)"
-)
-NO_PASSWORDS = (
-    "the dashboard has no passwords any more: write a line NAME: TOKEN for each person, with a token that"
-    " `openssl rand -hex 16` prints, and start it with --auth token:FILE"
-)
-_LONGEST_NAME = 200
-
-
 class Auth(Protocol):
     """Checks requests: None admits one, a response is sent instead of the page."""
 
@@ -172,7 +171,10 @@ class ProxyHeader:
 
 
 def read_auth(text: str) -> Auth:
-    """Parse `--auth`. Raises SelectionError if it is invalid."""
+    """Parse `--auth`. Raises SelectionError if it is invalid.
+
+    Two ways: tokens, or a header that a reverse proxy at a trusted address sets after it has authenticated the user.
+    """
     kind, colon, rest = text.partition(":")
     if kind == "password":
         raise SelectionError(f"--auth {text!r}: {NO_PASSWORDS}")
@@ -235,7 +237,11 @@ _WRONG = "This token is not valid, or not any more. Ask whoever runs the dashboa
 
 
 class Tokens:
-    """Admits whoever has a token of the file; without one, of the random `token`. Raises SelectionError."""
+    """Admits whoever has a token of the file; without one, of the random `token`. Raises SelectionError.
+
+    The file is read again when it changes: whoever is removed from it, or gets another token, is out at the next
+    request.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.token = secrets.token_urlsafe(16) if path is None else None

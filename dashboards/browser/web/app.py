@@ -40,6 +40,14 @@ _DOCUMENT = """<!DOCTYPE html>
 
 #: Scripts of Dash that no page needs: for browsers older than its styles need, and for a table of its own.
 _UNUSED = re.compile(r'<script src="[^"]*(deps/polyfill@|/dash_table/)[^"]*"></script>\n')
+#: A client may be silent for so long.
+PATIENCE_S = 30
+#: Open connections; fewer if the process may not open twice as many files. A browser opens six.
+MOST_CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
+LONGEST_HEAD = 32 * 1024
+#: Unread bytes of answers above which a connection gets no further answers.
+MOST_NOT_TAKEN = 1024 * 1024
 
 
 class _App(Dash):
@@ -109,16 +117,6 @@ def _give_callbacks(app: Dash) -> None:
     app._inline_scripts.extend(scripts)  # noqa: SLF001 - as Dash does it
 
 
-#: A client may be silent for so long.
-PATIENCE_S = 30
-#: Open connections; fewer if the process may not open twice as many files. A browser opens six.
-MOST_CONNECTIONS = min(500, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-#: The address, with a view and kept what-ifs, takes up to 8 kB of the request's head; cookies take little.
-LONGEST_HEAD = 32 * 1024
-#: Unread bytes of answers above which a connection gets no further answers.
-MOST_NOT_TAKEN = 1024 * 1024
-
-
 class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types
     """`count` threads for pages, and one for health checks, which are answered while all others are busy."""
 
@@ -147,6 +145,11 @@ class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    """One loop reads requests and writes answers of all connections; a thread gets a request once it is complete, and
+    leaves the answer to the loop. So a client that sends or reads slowly holds a connection but no thread; a silent one
+    is closed after a while, and with too many the one that has been silent for longest.
+    """
+
     def handle_accept(self) -> None:
         """Accept a connection; close the one that has been silent for longest if there are too many."""
         super().handle_accept()

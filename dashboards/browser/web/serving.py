@@ -56,6 +56,20 @@ HANDLE = "/handle"
 _OF_PROXIES = ("x-forwarded", "x-real-ip", "forwarded", "via")
 #: The state of a connection in /proc/net/tcp that has ended; its user is no longer known.
 _TIME_WAIT = "06"
+#: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
+_DASH, _FILES = "/_dash", "/_dash-component-suites/"
+#: Tables of a report that are a file of their own.
+TABLES = (*PIPELINE_TABLES, "by_rank", *COMMON_TABLES)
+_PER_STEP = "by_worker_per_step"
+#: All tables of a report, as the name of a workbook.
+REPORT = "report"
+#: Rows of a sheet, without the heads.
+MOST_SHEET_ROWS = 1_048_575
+#: Text from outside stays text.
+_AS_TEXT = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True}
+#: Most links of an answer, and most hosts among them.
+MOST_FOUND, MOST_HOSTS = 12, 4
+LONGEST_QUERY = 300
 
 
 class _Asked(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,10 +117,6 @@ def _is_own(connection: Mapping[str, Any], tables: Path = Path("/proc/net")) -> 
     # An address and port can have several connections, of different users.
     users = {int(row[7]) for row in rows if row[1] == client and row[3] != _TIME_WAIT}
     return users == {os.getuid()}
-
-
-#: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
-_DASH, _FILES = "/_dash", "/_dash-component-suites/"
 
 
 #: POST is allowed only for callbacks of pages, login and logout, and for handling incidents.
@@ -279,17 +289,6 @@ def _restrict(app: Dash, access: Access, response: flask.Response) -> flask.Resp
     return response
 
 
-#: Tables of a report that are a file of their own.
-TABLES = (*PIPELINE_TABLES, "by_rank", *COMMON_TABLES)
-_PER_STEP = "by_worker_per_step"
-#: All tables of a report, as the name of a workbook.
-REPORT = "report"
-#: Rows of a sheet, without the heads.
-MOST_SHEET_ROWS = 1_048_575
-#: Text from outside stays text.
-_AS_TEXT = {"in_memory": True, "strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True}
-
-
 def download(name: str) -> flask.Response:
     """The file of a table. Raises StoreError or SelectionError."""
     return csv_file(name, _table(name))
@@ -375,11 +374,6 @@ def _per_step(stored: Stored) -> pl.DataFrame:
             "slowdown": by_step.slowdown.ravel(),
         }
     )
-
-
-#: Most links of an answer, and most hosts among them.
-MOST_FOUND, MOST_HOSTS = 12, 4
-LONGEST_QUERY = 300
 
 
 def search() -> flask.Response:
