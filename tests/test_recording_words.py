@@ -41,8 +41,8 @@ def test_one_step_says_nothing_about_a_day_in_any_form(one_step: Path, tmp_path:
 def test_heads_name_the_recording(one_step: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.md"
     shown = run("whatif", one_step, "--full", "--markdown", text, env={"COLUMNS": "120"}).out
-    assert "| Fix | Sure | Recording after | Saved per recording |" in text.read_text()
-    heads = ["Fix", "Sure", "Recording", "after", "Saved", "per", "recording"]
+    assert "| Fix | Sure | Recording after | Saves |" in text.read_text()
+    heads = ["Fix", "Sure", "Recording", "after", "Saves"]
     assert any(line.split() == heads for line in shown.splitlines())
 
 
