@@ -1,4 +1,4 @@
-"""Rules for names and for the formatter that ruff does not have, checked on all shipped code by `make check`.
+"""Rules for names, sizes and the formatter that ruff does not have, checked on all shipped code by `make check`.
 
 Reads the source files, prints a line for each breach, and exits with 1 if there is one.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 FOLDERS = ("tracekit", "collectors", "analysis", "dashboards", "benchmarks")
 VAGUE = {"found", "one", "known", "some", "mine", "at", "left", "told", "made", "taken", "kept", "here", "there"}
+#: Lines of a file: a longer one has more than one subject.
+LONGEST = 600
 REPEATED = {"__init__.py", "__main__.py"}
 #: The callback of each framework, which users import under one name.
 PUBLIC = {"StepTrace"}
@@ -66,6 +68,8 @@ def main() -> int:
         tree = ast.parse(source)
         report += [f"{path}:{line}: {text}" for line, text in breaches(source, tree)]
         names[path.name].append(str(path))
+        if (lines := source.count("\n")) > LONGEST:
+            report.append(f"{path}: {lines} lines, more than {LONGEST}: it has more than one subject")
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{path}:{node.lineno}")
