@@ -19,7 +19,7 @@ from tracekit.base import memory
 from tracekit.base.errors import ExitCode, SelectionError, StudyError
 from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
-from tracekit.base.text import bytes_of, printable
+from tracekit.base.text import bytes_of, counted, printable
 from tracekit.commands.options import AS_JSON, FULL, HTML, OUT, PATH, console, executor_of
 from tracekit.sources.load import wrong_source
 from tracekit.sources.source import Content
@@ -118,7 +118,8 @@ def _summary(done: RunSummary, out: Path) -> list[str]:
     analysed = sum(one.rule is None and not one.reused for one in done.outcomes)
     copies = sum(one.reused for one in done.outcomes)
     total = (
-        f"{done.sources:,} sources: {analysed:,} analysed, {done.unchanged:,} unchanged, {copies:,} known by content"
+        f"{counted(done.sources, 'source')}: {analysed:,} analysed, {done.unchanged:,} unchanged,"
+        f" {copies:,} known by content"
     )
     lines = [total]
     for rule, count in sorted(done.failed.items()):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import polars as pl
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.base.text import seconds, short, three_digits, with_error
+from tracekit.base.text import counted, seconds, short, three_digits, with_error
 from tracekit.fleet.figures import CITATION, CONFIDENCE, SHARE, FixOfFleet, FleetFigures, Interval
 from tracekit.fleet.study_tables import EVERYWHERE
 from tracekit.report.comparison import in_all
@@ -45,7 +45,7 @@ def headline(figures: FleetFigures) -> str:
 def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
     """The rows below the first line of the first screen."""
     left_out = sum(rule.first for rule in figures.left_out if rule.scope == EVERYWHERE)
-    sources = f"{figures.sources:,} sources, {figures.copies:,} of them copies"
+    sources = f"{counted(figures.sources, 'source')}, {figures.copies:,} of them copies"
     yield "Jobs", f"{sources}; {figures.jobs:,} jobs count, {left_out:,} left out"
     if not figures.jobs:
         return

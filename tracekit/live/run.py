@@ -19,7 +19,7 @@ from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnsafeFileError
 from tracekit.base.paths import command
-from tracekit.base.text import encodable, ranks_text, short
+from tracekit.base.text import encodable, ranks_text, short, steps_text
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower
@@ -251,7 +251,7 @@ class LiveRun:
         recording = self._follower.take(window.last)
         returned = self._follower.readmit()
         self.counts.late_records = sum(rank.late for rank in self._follower.ranks.values())
-        title = f"steps {first} to {window.last}"
+        title = steps_text(first, window.last)
         if missing := recording.missing_ranks if recording.ranks else ():
             self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
         self._notice(returned)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tracekit.base.errors import StoreBusyError, StoreError
 from tracekit.base.paths import object_url
 from tracekit.base.stderr import say
-from tracekit.base.text import printable, short
+from tracekit.base.text import printable, short, steps_text
 from tracekit.live.incident_words import advice, lasted, since_words, utc
 from tracekit.live.run import LiveRun
 from tracekit.store import Incident, Store
@@ -141,7 +141,7 @@ def lines(changes: Changes) -> Iterator[str]:
 
 def window_line(window: dict[str, Any]) -> str:
     """One window in a line: its steps, what they lose, and the headline."""
-    title = f"window {window['number']}, steps {window['first_step']} to {window['last_step']}"
+    title = f"window {window['number']}, {steps_text(window['first_step'], window['last_step'])}"
     if window["headline"] is None:
         return f"{title}: {printable(window['problem'] or 'not analysed')}"
     doubt = "" if window["trustworthy"] else " (cannot be trusted)"
