@@ -108,7 +108,8 @@ def test_keys_of_google_that_are_not_there_are_one_clear_error(monkeypatch: pyte
     assert (ran.code, "/nowhere/key.json" in ran.message) == (2, True), ran.err
 
 
-def test_a_trace_in_object_storage_says_who_reads_it() -> None:
+def test_a_trace_in_object_storage_says_who_reads_it_without_asking_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_answer", lambda *_: pytest.fail("storage was asked"))
     ran = run("whatif", "gs://bucket/job.parquet")
     assert ran.code == 2
     assert ran.message.startswith("tracekit: gs://bucket/job.parquet: in object storage: `tracekit fleet run` reads"), (

@@ -257,7 +257,8 @@ def read_job(*paths: Path, **stated: Any) -> Job:
         with hushed_panics():
             return load_trace(*paths, **stated)
     except FormatError:
-        if len(paths) > 1 or not is_a(Content.STORE, paths[0]):
+        # Storage that does not answer would hold the error up.
+        if len(paths) > 1 or object_url(paths[0]) is not None or not is_a(Content.STORE, paths[0]):
             raise
         raise FormatError(f"{shown(paths[0])}: a store, not a trace; {_with_store(paths[0])}") from None
 
