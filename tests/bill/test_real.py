@@ -58,7 +58,8 @@ def test_planted_checkpoints_and_restarts_are_measured_back(restarted: Collected
     (wall_s,) = bill.wall_s.values()
     assert sum(found.values()) == pytest.approx(wall_s, rel=1e-9)
     inside = sum(at["last-byte"]) - sum(at["first-byte"])
-    assert inside <= found["checkpoints"] <= sum(at["saved"]) - sum(at["save"])
+    # What the replay prices beyond that, because steps stop around it, has a cause of its own.
+    assert inside <= causes["checkpoints"] <= sum(at["saved"]) - sum(at["save"])
     # From the end of the checkpoint to the last thing before the kill, and on to the end of the next first step.
     assert at["step-3"][0] - at["saved"][0] <= causes["lost work"] <= at["step-4"][0] - at["last-byte"][0]
     assert at["update-0"][1] - at["step-4"][0] <= found["restarts"] <= at["step-0"][1] - at["last-byte"][0]

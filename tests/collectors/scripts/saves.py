@@ -2,6 +2,7 @@
 when, on the monotonic clock.
 """
 
+import gc
 import os
 import signal
 import time
@@ -33,6 +34,7 @@ class File:
         pass
 
 
+gc.disable()  # a collection behind the last note would be the last record
 torch.distributed.init_process_group("gloo")
 model = nn.Linear(512, 512)
 optimizer = Descent(model.parameters())
