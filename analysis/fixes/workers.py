@@ -306,7 +306,7 @@ def general_plans(job: PipelineSubject) -> Iterator[Plan]:
         )
         yield Plan(
             "compress-dp-communication",
-            f"Send a {COMPRESSION}th of the data-parallel bytes" if COMPRESSION > 2 else "Halve data-parallel bytes",
+            "Halve data-parallel bytes",
             Place(),
             rings_faster(traffic_of(job), 1 - traffic_of(job).transfer_share * (1 - 1 / COMPRESSION)),
             details={"ratio": COMPRESSION, "assumes": "transfer time follows bytes"},
