@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.exchanges import culprit_of
-from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
+from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, gpu_alone
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
@@ -301,7 +301,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
     @property
     def _alone(self) -> GpuTimes | None:
         """What the GPU did, if it is the only one."""
-        return self.evidence.gpu if self.evidence.alone else None
+        return gpu_alone(self.evidence)
 
     def _outline(self) -> Outline:
         summary, recorded = self.evidence.summary, self._recorded
@@ -389,7 +389,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
         keys = super()._keys() | {
             "recording_time_s": mean_times(self.times),
             "marked_steps": UNSET if marked is None else [MarkedStep(*step) for step in marked],
-            **({"gpu": gpus[0]} if evidence.alone and gpus else {"gpus": gpus}),
+            **({"gpus": gpus} if self._alone is None else {"gpu": gpus[0]}),
         }
         return keys if recorded is None else keys | self._keys_of_recording(recorded)
 

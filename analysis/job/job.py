@@ -192,13 +192,10 @@ class Job(ABC):
         metadata = self.trace.metadata
         return {"source": self.source, **self.trace.sizes, **{name: metadata.get(name) for name in SAME_JOB}}
 
-    @property
-    def has_workers(self) -> bool:
-        """Whether the job is made of workers, each at a stage of a DP rank."""
-        return False
-
-    def refuse_bubbles(self, asked: ReportOptions) -> None:
-        """Raise SelectionError if bubbles are asked for: only pipelines have stages and microbatches."""
+    def refuse_of_pipelines(self, asked: ReportOptions) -> None:
+        """Raise SelectionError if workers or bubbles are asked for: only pipelines have stages and microbatches."""
+        if asked.worker_steps:
+            raise SelectionError(f"--parquet is for pipeline traces; {short(self.trace.name)} is {self.source}")
         if asked.wants_bubbles:
             raise SelectionError(
                 f"--bubbles is for pipeline traces; {short(self.trace.name)} is {self.source}, whose stages and"
@@ -249,12 +246,15 @@ class Job(ABC):
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):
-    """What a reader asks for beyond the report that every job has: see `Job.whatif`."""
+    """What a reader asks for beyond the report that every job has: see `Job.whatif`. `worker_steps`: a file with S of
+    each worker in each step.
+    """
 
     fix: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
     by: tuple[str, ...] = ()
     layers: tuple[int, ...] | None = None
+    worker_steps: bool = False
     bubbles: bool = False
     schedules: tuple[str, ...] = ()
     overlap: bool = False

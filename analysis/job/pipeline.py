@@ -42,13 +42,6 @@ class PipelineJob(Job):
     def source(self) -> str:
         return "a pipeline trace"
 
-    @property
-    def has_workers(self) -> bool:
-        return True
-
-    def refuse_bubbles(self, asked: ReportOptions) -> None:
-        pass
-
     @cached_property
     def replay(self) -> JobReplay:
         """The job's dependency graph and durations. Raises GraphError if its ops contradict each other."""

@@ -117,7 +117,7 @@ class RlJob(Job):
         ):
             if value:
                 raise self._not_for(option)
-        self.refuse_bubbles(asked)
+        self.refuse_of_pipelines(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
             progress("replaying the steps")

@@ -205,6 +205,7 @@ def whatif_command(
         keep=keep,
         by=by,
         layers=parse_layers(layers),
+        worker_steps=parquet_file is not None,
         bubbles=bubbles,
         schedules=schedules,
         overlap=overlap,
@@ -234,9 +235,6 @@ def whatif_command(
                     raise
                 _print_loads(loads, as_json=as_json)
                 return ExitCode.DONE
-            if parquet_file is not None and not loaded.has_workers:
-                raise SelectionError(f"--parquet is for pipeline traces; {short(loaded.trace.name)} is {loaded.source}")
-            loaded.refuse_bubbles(asked)
             if steps:
                 loaded = loaded.without_steps(steps)
             if redact:

@@ -246,11 +246,6 @@ class Report(Struct, frozen=True, kw_only=True):
         return bool(self.assumptions)
 
     @property
-    def prices_alternatives(self) -> bool:
-        """Whether questions about it are alternatives for a run, such as `staleness=1`, not changes of ops."""
-        return self.what_if is not UNSET
-
-    @property
     def caveat(self) -> str:
         """What stands before the kind of a loss in every output: empty if the report is to be believed."""
         believed = self.trust.trustworthy or self.verdict.kind is LossKind.CONTRADICTION

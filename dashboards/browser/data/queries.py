@@ -18,11 +18,11 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.paths import adding
 from tracekit.base.text import nearest, short
 from tracekit.bill.account import account_of, advised, run_of
+from tracekit.dashboards.browser.data.stored_kinds import KINDS, StoredKind
 from tracekit.dashboards.figures.lanes import lane_ops
 from tracekit.dashboards.figures.spans import StepOps, step_ops
 from tracekit.dashboards.figures.worker_map import WorkerMap
@@ -34,14 +34,16 @@ from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.report import Report
 from tracekit.report.tables import OfWorker, frame_of
 from tracekit.sources.registry import job_of
-from tracekit.store import Store, TraceKind
+from tracekit.store import Store
 from tracekit.store.live_tables import LiveTables
-from tracekit.trace.canonical import Trace
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Job
+    from tracekit.analysis.job.pipeline import PipelineJob
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.store.catalogue import Catalogue
+    from tracekit.trace.canonical import Trace
+    from tracekit.trace.op import OpTrace
 
 #: Results and traces kept in memory; traces are large.
 RESULTS_KEPT, JOBS_KEPT = 64, 2
@@ -54,9 +56,8 @@ TABLES_KEPT, STEPS_KEPT = 16, 3
 #: Most concurrent prefetches.
 AHEAD_AT_ONCE = 8
 
-#: The reasons why a job is not on a page.
+#: Why a job is not on a page.
 _WITHOUT = "was stored without an analysis"
-_NO_WORKERS = "is no pipeline, so it has no workers"
 OTHER_VERSION = "It was analysed by another version of tracekit."
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -68,8 +69,8 @@ _Read = TypeVar("_Read")
 class Stored:
     """One stored job. `report`: None if there is none, and `problem` has the reason.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `has_workers`:
-    whether it is a pipeline, whose report has workers, stages and steps.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `kind`: what pages
+    offer of it.
     """
 
     name: str
@@ -81,16 +82,14 @@ class Stored:
     started_at: float | None
     ended_at: float | None
     metadata: dict[str, Any]
-    has_workers: bool
+    kind: StoredKind
     report: Report | None
     problem: str | None
 
     @property
     def lacking(self) -> str | None:
         """Why pages about pipelines cannot show the job, as the end of a sentence; None if they can."""
-        if self.report is None:
-            return _WITHOUT
-        return None if self.has_workers else _NO_WORKERS
+        return _WITHOUT if self.report is None else self.kind.no_workers
 
     def table(self, name: str) -> pl.DataFrame:
         """A table of the report, such as `by_worker`. Raises NotStoredError if the report has no such table."""
@@ -256,11 +255,8 @@ class Results:
         return self._of(name, ("starts",), self._kept, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
-        """The job with its trace, ready to be replayed; the last few stay in memory."""
-        job = self._job(self._row(name))
-        if not isinstance(job, PipelineJob):
-            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
-        return job
+        """The pipeline with its trace, ready to be replayed; the last few stay in memory."""
+        return cast("PipelineJob", self._job(self._pipeline(name)))
 
     def job_of(self, stored: Stored) -> Job:
         """The same of any job, of the window that `stored` is of."""
@@ -272,11 +268,8 @@ class Results:
 
     def trace(self, name: str) -> Trace:
         """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
-        row = self._row(name)
-        trace = self.store.load(row["name"], row["number"])
-        if trace.kind is not TraceKind.PIPELINE:
-            raise NotStoredError(f"the job {name!r} {_NO_WORKERS}")
-        return trace
+        row = self._pipeline(name)
+        return cast("Trace", self.store.load(row["name"], row["number"]))
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
@@ -285,7 +278,7 @@ class Results:
     def by_worker(self, name: str) -> pl.DataFrame:
         """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
         stored = self.stored(name)
-        if stored.has_workers:
+        if stored.has_table("by_worker"):
             return self.table(name, "by_worker")
         return stored.table("by_rank").select(
             pl.col("rank").alias("dp_rank"), "rank", "host", pp_rank=pl.lit(0), slowdown=pl.lit(1.0)
@@ -332,10 +325,8 @@ class Results:
 
     def _take_apart(self, name: str, step: int) -> StepOps:
         row = self._row(name)
-        if not _has_workers(row):
-            trace = self.store.load(row["name"], row["number"])
-            assert trace.kind is TraceKind.OPS, "jobs without workers are op traces"
-            return lane_ops(trace, step)
+        if not KINDS[row["kind"]].timeline.peers:
+            return lane_ops(cast("OpTrace", self.store.load(row["name"], row["number"])), step)
         replay = self.replay(name)
         with self._expanding:  # one at a time: each needs memory for its whole step
             return step_ops(replay.only_steps([step]))
@@ -350,13 +341,20 @@ class Results:
             raise self._missing(name)
         return rows.row(0, named=True)
 
+    def _pipeline(self, name: str) -> dict[str, Any]:
+        """Return the row of a job that is a pipeline. Raises NotStoredError for another."""
+        row = self._row(name)
+        if (why := KINDS[row["kind"]].no_workers) is not None:
+            raise NotStoredError(f"the job {name!r} {why}")
+        return row
+
     def _read_stored(self, row: dict[str, Any]) -> Stored:
         return _stored(row, self.store.report(row["name"], row["number"]) if row["analysed"] else None)
 
     def _read_workers(self, row: dict[str, Any]) -> pl.DataFrame:
         rows = self.store.workers(row["name"], row["number"])
         if rows is None:
-            raise NotStoredError(f"the job {row['name']!r} {_WITHOUT if _has_workers(row) else _NO_WORKERS}")
+            raise NotStoredError(f"the job {row['name']!r} {KINDS[row['kind']].no_workers or _WITHOUT}")
         return rows
 
     def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSlowdowns:
@@ -425,14 +423,10 @@ def _stored(row: dict[str, Any], report: Report | None) -> Stored:
         **{field: row[field] for field in same},
         window=row["number"],
         metadata=json.loads(row["metadata"]),
-        has_workers=_has_workers(row),
+        kind=KINDS[row["kind"] if report is None else report.job.source],
         report=report,
         problem=row["problem"] or (OTHER_VERSION if other else None),
     )
-
-
-def _has_workers(row: dict[str, Any]) -> bool:
-    return bool(row["kind"] != TraceKind.OPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,10 +490,7 @@ class FleetStudy:
 
 
 class ResultCache:
-    """The last `most` results, each read once: reading twice at a time takes twice the time and memory.
-
-    Reading twice at a time takes twice the time and memory.
-    """
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most

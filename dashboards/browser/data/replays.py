@@ -14,7 +14,7 @@ from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.rl.rl_run import Scenario
 from tracekit.analysis.whatif.selection_text import parse_edit, parse_selection, read_factor
@@ -221,8 +221,8 @@ def _link(link: Link) -> Suggestion:
 
 
 def _general(report: Report) -> Iterator[Suggestion]:
-    if report.prices_alternatives:
-        edits = [price.scenario for price in report.what_if or () if price.step_s is not None]
+    if report.what_if is not UNSET:  # alternatives for a run, not changes of ops
+        edits = [price.scenario for price in report.what_if if price.step_s is not None]
         edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
         yield from (Suggestion(edit, WhatifQuery(edit)) for edit in edits)
         return

@@ -27,8 +27,6 @@ from tracekit.trace.model import OpKind, Worker
 if TYPE_CHECKING:
     from tracekit.dashboards.browser.data.queries import Results
 
-#: The timeline of a job without workers: all as recorded.
-_LANES = {"view": "recorded", "streams": "all", "order": "rank", "critical": "no"}
 #: Up to this many workers, all streams are drawn; above it only computes, unless the address names the streams.
 FEW_WORKERS = 4
 _RANGES = re.compile(r"\d{1,9}(-\d{1,9})?([ ,]+\d{1,9}(-\d{1,9})?)*")
@@ -208,8 +206,7 @@ class Read:
 
 def state_of(results: Results, job: str, texts: Mapping[str, str]) -> Read:
     """`read_state` for a stored job; one without workers has its ranks in their place."""
-    if not results.stored(job).has_workers:
-        texts = {**texts, **_LANES}
+    texts = {**texts, **results.stored(job).kind.timeline.fixed}
     return read_state(texts, results.table(job, "by_step"), results.by_worker(job))
 
 
@@ -406,9 +403,8 @@ def read_view(worker_map: WorkerMap, state: Mapping[str, Any]) -> WorkerView:
         view = replace(view, host=host) if is_host else _say(view, f"No host {short(host)!r} in this job.")
     if dp_rank or stage:
         box = Box(dp_rank or "", stage or "")
-        has_workers = len(box.cells(worker_map)) > 0
         words = f"No worker has DP rank {short(box.dp_ranks)!r} and stage {short(box.stages)!r}."
-        view = replace(view, box=box) if has_workers else _say(view, words)
+        view = replace(view, box=box) if len(box.cells(worker_map)) else _say(view, words)
     return view
 
 

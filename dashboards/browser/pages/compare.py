@@ -31,7 +31,6 @@ from tracekit.dashboards.browser.ui.context import results
 from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.compare import causes_of_jobs, causes_of_parts, first_split, parts, whole
 from tracekit.report.report import Report
-from tracekit.trace.model import TraceKind
 
 #: Suggestions listed, and names that the field offers; any other can be written.
 MOST_SUGGESTED, MOST_OFFERED = 6, 200
@@ -41,7 +40,7 @@ _JOB, _SPLIT = "job", "split"
 def build(stored: Stored, report: Report, split: str = "", **state: str) -> list[Component]:
     """`with`: the job before; `split`: the first step after a change of this job."""
     other = state.get("with", "")
-    if stored.has_workers and not (other or split) and (changed := first_split(report)) is not None:
+    if _SPLIT in stored.kind.compared and not (other or split) and (changed := first_split(report)) is not None:
         split = str(changed)
     return [
         _chooser(stored, report, other, split),
@@ -81,8 +80,7 @@ def _chooser(stored: Stored, report: Report, other: str, split: str) -> Componen
         placeholder=f"{steps[0].step + 1}-{steps[-1].step}",
         wait_s=0.5,
     )
-    modes = {_JOB: "Another job"} | ({_SPLIT: "This job before a step"} if stored.has_workers else {})
-    mode = choice("compare-mode", "Compare with", modes, _SPLIT if by_step_now else _JOB)
+    mode = choice("compare-mode", "Compare with", stored.kind.compared, _SPLIT if by_step_now else _JOB)
     return panel(
         "Compare",
         html.Div(
@@ -114,12 +112,12 @@ def _content(stored: Stored, report: Report, before_name: str, split: str) -> li
             )
         ]
     before, after = (
-        whole(each.name, of_job, results().worker_steps(each.name) if each.has_workers else None)
+        whole(each.name, of_job, results().worker_steps(each.name) if of_job.by_worker else None)
         for each, of_job in ((other, other.report), (stored, report))
     )
     reports = {"before": other.report, "after": report}
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
-    if not stored.has_workers:
+    if not after.workers.size:
         causes = causes_panel(causes_of_jobs(other.report, report), reports, "Staying")
         return [verdict_panel(before, after, swap), *gpu_changes(other.report, report), causes]
     return [
@@ -158,11 +156,9 @@ def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
 
 def _nothing_chosen(stored: Stored, report: Report) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    own = report.job.layout.to_dict() if report.job.layout else {}
-    same = [pl.col(size) == own[size] for size in ("dp", "pp", "tp", "cp", "vpp") if size in own]
-    same.append((pl.col("kind") == TraceKind.OPS) != stored.has_workers)
+    own = report.job.layout.to_dict() if report.job.layout else {}  # the list of jobs has null for none
+    same = [pl.col(size).eq_missing(pl.lit(own.get(size))) for size in ("dp", "pp", "tp", "cp", "vpp")]
     names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
-    alike = "of the same layout" if stored.has_workers else "that are no pipelines"
     close = difflib.get_close_matches(stored.name, names[:MOST_OFFERED].to_list(), n=MOST_SUGGESTED, cutoff=0.0)
     links = [
         dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")
@@ -170,14 +166,10 @@ def _nothing_chosen(stored: Stored, report: Report) -> Component:
     ]
     return panel(
         "Did it help?",
-        note(
-            "No change point was found in this job. Choose the job before the change, or a step."
-            if stored.has_workers
-            else "Choose the job before the change."
-        ),
-        html.Div([html.Span(f"Jobs {alike}", className="label"), *links], className="suggestions")
+        note(stored.kind.choose),
+        html.Div([html.Span(f"Jobs {stored.kind.alike}", className="label"), *links], className="suggestions")
         if links
-        else note(f"The store has no other job {alike}."),
+        else note(f"The store has no other job {stored.kind.alike}."),
     )
 
 

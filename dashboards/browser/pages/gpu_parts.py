@@ -325,8 +325,8 @@ def _figures(part: Picture) -> pl.DataFrame:
     return pl.DataFrame(rows, ["row", "what", "start_s", "end_s", "words"], orient="row")
 
 
-def sections(report: Report) -> list[Component]:
-    """The tables of the report, folded unless it is of post-training; of one GPU without those that compare ranks."""
+def sections(stored: Stored, report: Report) -> list[Component]:
+    """The tables of the report, folded if they are of its kind; of one GPU without those that compare ranks."""
     alone = bool(report.gpu)
     tables = [
         html.Div(_section_table(section), className="half" if len(section.heads) <= NARROW else "whole")
@@ -336,7 +336,7 @@ def sections(report: Report) -> list[Component]:
     if not tables:
         return []
     shown = html.Div(tables, className="row")
-    return [shown if report.phases else folded_panel("Critical path and times by kind", shown)]
+    return [shown if stored.kind.folded is None else folded_panel(stored.kind.folded, shown)]
 
 
 def _section_table(section: Table) -> Component:

@@ -14,7 +14,7 @@ from tracekit.base.text import printable, ranks_text, short
 from tracekit.dashboards.browser.data.hang_graph import fold, graph_width, node_table, wait_graph
 from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.browser.ui.context import results, viewer
-from tracekit.dashboards.browser.ui.shell import TABS, job_head, page
+from tracekit.dashboards.browser.ui.shell import job_head, page
 from tracekit.store import StoredHang
 
 #: Culprits, stacks and earlier hangs that are listed.
@@ -134,4 +134,4 @@ def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
     return [panel("Earlier hangs", html.Ul(rows, className="evidence"), *more)]
 
 
-page(__name__, "/hang", TABS["/hang"].title, build, lambda *_: [])
+page(__name__, "/hang", "Hang", build, lambda *_: [])

@@ -93,7 +93,7 @@ def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str)
         *_applied(stored.name),
         *pictures_of_sections(report),
         *gpu_panels(stored, report, rank, q),
-        *sections(report),
+        *sections(stored, report),
         *history(stored),
         _about(stored, report),
     ]
@@ -123,8 +123,8 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
         evidence.insert(0, ("More to check", "next_check"))
     figures = [html.Ul([html.Li(one.words) for one in cause.evidence], className="evidence")]
     foot = [folded("Evidence", *(figures if cause.evidence else []), *_labelled(cause, evidence))]
-    if stored.has_workers and (costs or cause.suggested_fix):
-        foot += _ways_on(cause, stored.name)
+    if costs or cause.suggested_fix:
+        foot += _ways_on(stored, cause)
     return [*parts, html.Div(foot, className="ways-on")]
 
 
@@ -146,16 +146,17 @@ def _labelled(cause: Finding, rows: Sequence[tuple[str, str]]) -> list[Component
     return [html.Div(list(each)) for each in labels]
 
 
-def _ways_on(cause: Finding, name: str) -> list[Component]:
+def _ways_on(stored: Stored, cause: Finding) -> list[Component]:
     """Where the cause can be seen: on the map with its place marked, and op by op in a step in which it acts."""
     where = cause.where
     workers = where.workers
     worker = f"{workers[0].dp_rank},{workers[0].pp_rank}" if len(workers) == 1 else None
     step = where.steps[0] if where.steps else cause.since_step
-    return [
-        dcc.Link("Show on the worker map", href=href("/workers", job=name, worker=worker, host=where.host or None)),
-        dcc.Link("Show op by op", href=href("/timeline", job=name, worker=worker, step=step)),
-    ]
+    ways = {
+        "Show on the worker map": _of_workers(stored, "/workers", worker=worker, host=where.host or None),
+        "Show op by op": _of_workers(stored, "/timeline", worker=worker, step=step),
+    }
+    return [dcc.Link(words, href=address) for words, address in ways.items() if address is not None]
 
 
 def _times(fix: Fix) -> list[str]:
@@ -281,22 +282,12 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
-    path = way(
-        stored,
-        "critical path of the slowest step",
-        "/timeline",
-        step=step,
-        critical="yes",
-    )
+    path = way(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
     why, since = answer.why, since_words(report, viewer().zone)
     if why and main_clause(why) in answer.headline:
         why = None
     return [
-        (
-            "Who",
-            answer.who and answer.who + since,
-            way(stored, "worker map", "/workers", worker=culprit(report)),
-        ),
+        ("Who", answer.who and answer.who + since, way(stored, "worker map", "/workers", worker=culprit(report))),
         ("Why", why, path),
         ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
         ("More to check", answer.check, None),
@@ -308,7 +299,13 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
 
 def way(stored: Stored, words: str, path: str, **state: object) -> Component | None:
     """A link to a page of the job that is about workers; None if the job has none."""
-    return dcc.Link(words, href=href(path, job=stored.name, **state), className="way") if stored.has_workers else None
+    address = _of_workers(stored, path, **state)
+    return None if address is None else dcc.Link(words, href=address, className="way")
+
+
+def _of_workers(stored: Stored, path: str, **state: object) -> str | None:
+    """The address of a page of the job that is about workers; None if the job has none."""
+    return href(path, job=stored.name, **state) if stored.has_rows("by_worker") else None
 
 
 def culprit(report: Report) -> str | None:
@@ -319,7 +316,7 @@ def culprit(report: Report) -> str | None:
 
 def pictures(stored: Stored, report: Report) -> list[Component]:
     """Beside the answer: the worker map and the steps, small, or the GPU time of the ranks."""
-    if not stored.has_workers:
+    if not report.by_worker:
         return ranks_picture(stored, report)
     worker_map = results().worker_map(stored.name)
     parts = [panel("Steps", steps_picture(report.by_step, stored.name))]
@@ -333,19 +330,16 @@ def fix_levels(stored: Stored, report: Report) -> list[Level]:
     fixes = [fix for fix in report.fixes if fix.kind == "combination" and fix.withheld is None]
     if not fixes:
         return []
-
-    def page(path: str) -> str | None:
-        return href(path, job=stored.name) if stored.has_workers else None
-
     step_s, theme = report.step_time_s.recorded, viewer().theme
-    levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), page("/workers"))]
+    workers, whatif = _of_workers(stored, "/workers"), _of_workers(stored, "/whatif")
+    levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), workers)]
     doubtful = {fix.title for fix in report.fixes if fix.withheld is not None}
     for fix in fixes[0].details["sequence"]:
         saved_s = fix["marginal_saved_s"]
         title = f"{fix['title']} (not promised alone)" if fix["title"] in doubtful else fix["title"]
-        levels.append(Level(title, step_s, step_s - saved_s, theme.changed, f"-{seconds(saved_s)}", page("/whatif")))
+        levels.append(Level(title, step_s, step_s - saved_s, theme.changed, f"-{seconds(saved_s)}", whatif))
         step_s -= saved_s
-    return [*levels, Level("With these fixes", 0, step_s, theme.changed, seconds(step_s), page("/whatif"))]
+    return [*levels, Level("With these fixes", 0, step_s, theme.changed, seconds(step_s), whatif)]
 
 
 def window_bar(stored: Stored) -> list[Component]:

@@ -13,10 +13,11 @@ from typing import Any
 import polars as pl
 from dash import Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
-from msgspec import Struct, structs
+from msgspec import structs
 
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results, Stored
+from tracekit.dashboards.browser.data.stored_kinds import TimelineWords
 from tracekit.dashboards.browser.data.view_state import (
     MOST_PINNED,
     DrawnReplays,
@@ -29,7 +30,7 @@ from tracekit.dashboards.browser.data.view_state import (
 from tracekit.dashboards.browser.ui.components import attributes, choice, href, menu, panel, term, text_field
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
-from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS, LEVELS_OF_RL
+from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
 from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend
 from tracekit.report.report import Report
 
@@ -45,52 +46,10 @@ _TOUCHES = (
 )
 
 
-class TimelineWords(Struct, frozen=True):
-    """How the page speaks of a kind of job.
-
-    `colours`: what they mean; `group`: its rows without a group; `who`, `ranks`: of a row, and of the filter of rows;
-    `find`: an example of ops; `longest`: the heading of the table and its order. `peers`: its ops have peers, and so an
-    ideal, streams and a critical path to choose.
-    """
-
-    title: tuple[str, ...]
-    colours: str
-    who: str
-    group: str
-    ranks: str
-    find: str
-    longest: tuple[str, str]
-    peers: bool = False
-
-
-PIPELINE = TimelineWords(
-    title=("Recorded against ", "ideal", ", op by op"),
-    colours="Own time against ",
-    who="worker",
-    group="Each worker",
-    ranks="DP ranks",
-    find="forward 3",
-    longest=("slowest", "Ranked by what they take beyond the median of their peers"),
-    peers=True,
-)
-STREAMS = TimelineWords(
-    title=("Streams and threads, op by op",),
-    colours="Kind of op:",
-    who="rank",
-    group="Each rank",
-    ranks="Ranks",
-    find="gemm",
-    longest=("longest", "Longest first"),
-)
-PHASES = structs.replace(STREAMS, title=("Phases and requests, one by one",), colours="Phase:", find="train")
-
-
 def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
     """The page; `texts` as in `read_state`."""
     steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
-    words = PIPELINE if stored.has_workers else STREAMS
-    if report.prices_alternatives:
-        words = PHASES
+    words = stored.kind.timeline
     results().ahead(partial(results().step, stored.name, read.state.step))
     remarks = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
     return [
@@ -240,7 +199,7 @@ def _buttons(job: str, whole: str, words: TimelineWords, state: TimelineState) -
 
 def _legend(words: TimelineWords) -> Component:
     heading: Any = words.colours
-    colours = list(zip(_lane_colours()[0], LEVELS_OF_RL if words is PHASES else map(str, LEVELS), strict=True))
+    colours = list(zip(_lane_colours()[0], map(str, words.levels), strict=True))
     if words.peers:
         heading, colours = [words.colours, term("peers", "the peers"), ":"], legend(viewer().theme)
     entries = [html.Span([html.I(style={"background": colour}), name]) for colour, name in colours]
@@ -345,11 +304,7 @@ def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], objec
         read = state_of(stored, texts["job"], texts)
         stored.step(texts["job"], read.state.step)
 
-    def graph() -> None:
-        if stored.stored(texts["job"]).has_workers:
-            stored.replay(texts["job"])
-
-    return [graph, step]
+    return [partial(stored.replay, texts["job"]), step]
 
 
 job_page(__name__, "/timeline", build, _reads)

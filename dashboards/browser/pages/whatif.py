@@ -27,6 +27,7 @@ from tracekit.dashboards.browser.data.replays import (
     read_query,
     suggestions,
 )
+from tracekit.dashboards.browser.data.stored_kinds import StoredKind
 from tracekit.dashboards.browser.pages.whatif_parts import (
     Seen,
     answer_panel,
@@ -102,7 +103,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     )
     seen = _look(stored, report, asking, wait_s=FIRST_WAIT_S)
     lists = gpu_prices(report, seen) or losses(report)
-    form = _form(report, asking, seen)
+    form = _form(stored.kind, report, asking, seen)
     if lists:
         form = [html.Details([html.Summary("Ask your own question"), *form], id="whatif-own", open=bool(seen.wrong))]
     return [
@@ -113,7 +114,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
             *form,
         ),
         html.Div(kept_panel(report, seen), id="whatif-kept"),
-        fixes_panel(report),
+        fixes_panel(stored.kind, report),
         dcc.Store(id="whatif-state", data=dict(asking)),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
@@ -151,23 +152,13 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
-    rl, example = report.prices_alternatives, "kind=host and rank=0"
-    if rl:  # has no ops to choose
-        example = "staleness=1,partial=0.9"
-    elif report.by_worker:
-        example = "worker=1,2 and step=100-105"
+def _form(kind: StoredKind, report: Report, state: Asking, seen: Seen) -> list[Component]:
     action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
         html.Div(
             [
-                text_field(
-                    "whatif-select",
-                    "Alternative" if rl else "Ops",
-                    state["select"] or "",
-                    placeholder=example,
-                ),
+                text_field("whatif-select", kind.question, state["select"] or "", placeholder=kind.example),
                 html.Div(seen.wrong, id="whatif-wrong", className="wrong", role="alert"),
             ],
             className="grow",
@@ -179,7 +170,7 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
                 {str(ask): label for ask, label in _ACTIONS.items()},
                 action,
             ),
-            hidden=rl,
+            hidden=not kind.of_ops,
         ),
         html.Div(
             text_field("whatif-factor", "Factor", state["factor"] or "0.5", style="narrow"),
@@ -191,7 +182,7 @@ def _form(report: Report, state: Asking, seen: Seen) -> list[Component]:
     return [
         html.Div([html.Span("Examples", className="label"), *chips], className="suggestions", role="group"),
         html.Div(question, className="question"),
-        html.Div(_controls(report, ChosenOps.of(state["select"] or "")), hidden=rl),
+        html.Div(_controls(report, ChosenOps.of(state["select"] or "")), hidden=not kind.of_ops),
     ]
 
 

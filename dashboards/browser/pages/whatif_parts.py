@@ -29,6 +29,7 @@ from tracekit.dashboards.browser.data.replays import (
     query_of,
     worker_words,
 )
+from tracekit.dashboards.browser.data.stored_kinds import StoredKind
 from tracekit.dashboards.browser.ui.components import (
     GPU_REASONS,
     attributes,
@@ -67,7 +68,7 @@ class Seen:
         return any(isinstance(status, Pending) for status in (self.status, *others))
 
 
-def fixes_panel(report: Report) -> Component:
+def fixes_panel(kind: StoredKind, report: Report) -> Component:
     """The fixes that the analysis has priced, each as a question of the same price to change."""
     fixes = [fix for fix in report.fixes if fix.withheld is None]
     if not fixes:
@@ -95,7 +96,7 @@ def fixes_panel(report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and not report.prices_alternatives else []),
+        *([said] if rows[True] and kind.of_ops else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -27,6 +26,7 @@ from tracekit.base.paths import adding, command
 from tracekit.base.text import short
 from tracekit.dashboards.browser.data.queries import OTHER_VERSION, Results, Stored
 from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
+from tracekit.dashboards.browser.data.stored_kinds import PIPELINE
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     badge,
@@ -74,26 +74,6 @@ _CODE = re.compile(r"`([^`]+)`")
 ADDRESS = "\ue000"
 #: Ranges that end with the job: name and seconds.
 _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
-
-
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """A page about one job. `any_job`: not only about pipelines."""
-
-    title: str
-    any_job: bool = False
-
-
-TABS = {
-    "/job": Tab("Job", any_job=True),
-    "/time": Tab("Time"),
-    "/workers": Tab("Workers"),
-    "/pipeline": Tab("Pipeline"),
-    "/whatif": Tab("What-if", any_job=True),
-    "/timeline": Tab("Timeline", any_job=True),
-    "/compare": Tab("Compare", any_job=True),
-    "/hang": Tab("Hang", any_job=True),
-}
 
 
 def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
@@ -144,7 +124,7 @@ def read_ahead() -> None:
 
 
 def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) -> None:
-    """Register a page of `TABS`: `build` gets the `Stored` job and its report first. Without `job=`, it is the newest.
+    """Register a page of one job: `build` gets the `Stored` job and its report first. Without `job=`, it is the newest.
 
     `reads`: the data it needs besides the job's report, for an address that names the job. `window=` chooses the window
     of the job.
@@ -174,7 +154,7 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
             return [problem(str(error), way_on=newest)]
         if job is None:
             remarks.append(note(f"No job named in the address: this is the newest one, {short(name)}."))
-        if not (TABS[path].any_job or stored.has_workers):
+        if path not in stored.kind.pages:
             return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
@@ -186,7 +166,7 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
         content = guarded(build)(stored, stored.report, **texts)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
-    page(module, path, TABS[path].title, layout, all_reads)
+    page(module, path, PIPELINE.pages[path], layout, all_reads)
 
 
 def _pipelines_only(stored: Stored) -> Component:
@@ -205,11 +185,11 @@ def job_head(stored: Stored, active: str) -> Component:
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
     hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
     tabs = [
-        html.Span(tab.title, className="job-tab active", **attributes(aria_current="page"))
+        html.Span(title, className="job-tab active", **attributes(aria_current="page"))
         if path == active
-        else dcc.Link(tab.title, href=href(path, job=stored.name), className="job-tab")
-        for path, tab in TABS.items()
-        if (tab.any_job or stored.has_workers) and (path != "/hang" or hung)
+        else dcc.Link(title, href=href(path, job=stored.name), className="job-tab")
+        for path, title in stored.kind.pages.items()
+        if path != "/hang" or hung
     ]
     return html.Div(
         [

@@ -54,21 +54,14 @@ MOST_ARROWS = 256
 
 
 class _Shown:
-    """The subject of a request: a pipeline, the state in the parameters, and the ops of its step."""
+    """The subject of a request: a job, the state in the parameters, and the ops of its step, which have peers."""
 
-    who = "worker"
-
-    def __init__(self, stored: Stored, texts: Mapping[str, str]) -> None:
-        self.stored, name = stored, stored.name
-        self.by_worker = results().by_worker(name)
+    def __init__(self, stored: Stored, state: TimelineState, ops: StepOps) -> None:
+        self.stored, self.state, self.ops = stored, state, ops
+        self.by_worker = results().by_worker(stored.name)
         self.about = self.by_worker.select(
             pl.col("dp_rank", "pp_rank", "rank").cast(pl.Int64), pl.col("host").cast(pl.String), "slowdown"
         )
-        read = state_of(results(), name, texts)
-        if read.remarks:
-            raise SelectionError(read.remarks[0])
-        self.state: TimelineState = read.state
-        self.ops: StepOps = results().step(name, self.state.step)
         self.workers: Ints = self.state.ordered(self.ops, self.by_worker)
         cells = pl.DataFrame({name: getattr(self.ops, name)[self.workers] for name in ("dp_rank", "pp_rank")})
         #: Rank, host and exact S of the workers shown, in their order.
@@ -162,7 +155,6 @@ class _Shown:
 class _ShownStreams(_Shown):
     """The same of a job whose ranks have streams and threads, all as recorded."""
 
-    who = "rank"
     ops: StreamOps
 
     def header(self) -> dict[str, Any]:
@@ -211,10 +203,18 @@ class _ShownStreams(_Shown):
         return {"heads": heads, "rows": rows}
 
 
+#: Who shows the ops of a step, by their kind.
+_SHOWN: dict[type[StepOps], type[_Shown]] = {StepOps: _Shown, StreamOps: _ShownStreams}
+
+
 def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
     """What a request is about. Raises NotStoredError, SelectionError for a state that the job does not have."""
     stored = analysed(texts.get("job", ""), with_workers=with_workers)
-    return (_Shown if stored.has_workers else _ShownStreams)(stored, texts)
+    read = state_of(results(), stored.name, texts)
+    if read.remarks:
+        raise SelectionError(read.remarks[0])
+    ops = results().step(stored.name, read.state.step)
+    return _SHOWN[type(ops)](stored, read.state, ops)
 
 
 def analysed(name: str, *, with_workers: bool = False) -> Stored:
@@ -413,7 +413,7 @@ def _sums(texts: Mapping[str, str]) -> flask.Response:
     if state.range_ms is not None:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
     totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
-    of = counted(workers, shown.who)
+    of = counted(workers, shown.stored.kind.timeline.who)
     wide = (window.end_s - window.start_s) * max(workers, 1)
     rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
