@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.report.report import REPORT_VERSION, Report
 
 _PARTS = {"lost_s": 0.0, "explained_s": 0.0, "noise_s": 0.0, "unexplained_s": 0.0, "error_s": 0.0}
@@ -68,6 +69,29 @@ def report_with(**stated: Any) -> Report:
     for table in ("by_kind", "by_pp_rank"):
         content |= {table: [_ON_KIND | row for row in content[table]]} if table in content else {}
     return msgspec.convert(content, Report)
+
+
+_HANG: dict[str, Any] = {
+    "hang": True,
+    "headline": "HANG",
+    "first_step": None,
+    "world_size": 8,
+    "dumps": 8,
+    **dict.fromkeys(("culprits", "undecided", "waiting", "groups", "stacks", "without_dump", "notes"), ()),
+}
+_CULPRIT: dict[str, Any] = {
+    **dict.fromkeys(("host", "since_s", "since_unix_ns", "phase", "stack")),
+    **dict.fromkeys(("group", "operation"), ""),
+    "class": "host stuck",
+    "stall": 0,
+    "waiting": 7,
+    "evidence": (),
+}
+
+
+def hang_with(*culprits: Mapping[str, Any], **stated: Any) -> HangReport:
+    """A report on a hang with these culprits and keys, as JSON has them; culprits state only some of their keys."""
+    return msgspec.convert(_HANG | {"culprits": [_CULPRIT | one for one in culprits]} | stated, HangReport)
 
 
 def _merged(base: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:

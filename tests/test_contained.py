@@ -15,6 +15,7 @@ import pytest
 
 import tracekit
 from tests.handmade import findings_of, slow_trace
+from tests.reports import hang_with
 from tracekit.base.contained import Contained, sync_names
 from tracekit.base.errors import StoreError
 from tracekit.live.receivers import DeliveryLog
@@ -218,17 +219,22 @@ def test_a_change_with_a_field_that_cannot_be_is_left_out(line: bytes, tmp_path:
     assert [change.by for change in read_changes(tmp_path, 3)] == ["ann", "bob"]
 
 
+#: A report on a hang, as JSON has it.
+REPORT = hang_with().to_dict()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"found_at": "x"}, {"found_at": 1e300}, {"found_at": float("nan")}, {"job": None}, {"lines": [1]}, {"report": []},
-     {"report": {"culprits": [{"rank": "x"}]}}, {"report": {"headline": 3}}, {"report": {"world_size": "8"}},
-     {"report": {"stacks": [{"frames": "abc"}]}}, {"format": "other"}],
+     {"report": {}}, {"report": REPORT | {"culprits": [{"rank": 1}]}}, {"report": REPORT | {"headline": 3}},
+     {"report": REPORT | {"world_size": -8}}, {"report": REPORT | {"stacks": [{"ranks": [1], "frames": "abc"}]}},
+     {"format": "other"}],
 )  # fmt: skip
 def test_a_report_on_a_hang_with_a_field_that_cannot_be_is_left_out_by_name(
     wrong: dict[str, object], store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store.add_hang("live", ["HANG"], {})
-    right = {"format": "tracekit-hang", "job": "live", "found_at": 1.0, "lines": [], "report": {}}
+    store.add_hang("live", ["HANG"], hang_with())
+    right = {"format": "tracekit-hang", "job": "live", "found_at": 1.0, "lines": [], "report": REPORT}
     damaged = store.path / "hangs" / "1.json"
     damaged.write_text(json.dumps(right))
     assert len(store.hangs()) == 2

@@ -6,6 +6,7 @@ import pytest
 
 from judges.hangsim import Fault, HangJob, dumps, run, write
 from tests import handmade
+from tests.reports import hang_with
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages
 
@@ -57,7 +58,7 @@ def store(tmp_path):
     """A store that keeps two hangs: of `old`, then of `new`."""
     kept = Store(tmp_path / "jobs.store")
     for job, rank in (("old", 1), ("new", 2)):
-        kept.add_hang(job, [f"HANG  rank {rank}"], {"hang": True, "culprits": [{"rank": rank}]})
+        kept.add_hang(job, [f"HANG  rank {rank}"], hang_with({"rank": rank}))
     return kept
 
 
@@ -67,7 +68,7 @@ def test_of_a_store_the_newest_hang_is_shown_or_that_of_a_job(store):
     assert (newest.code, newest.out.splitlines()[1]) == (3, "HANG  rank 2")
     assert newest.out.startswith("new, 20")
     chosen = handmade.run("hang", store.path, "--job", "old", "--json")
-    assert json.loads(chosen.out)["culprits"] == [{"rank": 1}]
+    assert json.loads(chosen.out) == json.loads(json.dumps(hang_with({"rank": 1}).to_dict()))
 
 
 def test_a_job_without_a_hang_is_one_clear_line(store):

@@ -12,7 +12,6 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -21,9 +20,9 @@ from prometheus_client import generate_latest
 from tests.dashboards.page_text import Pages
 from tests.dashboards.watched import analysed, trace
 from tests.handmade import findings_of, run
-from tests.reports import report_with
+from tests.reports import hang_with, report_with
 from tests.test_store_windows import window
-from tracekit.live.incident_words import lasted
+from tracekit.live.incident_words import advice, lasted
 from tracekit.live.metrics import StoreMetrics, remembered
 from tracekit.live.receivers import DeliveryLog
 from tracekit.live.watch import StoreChanges, Watch
@@ -285,12 +284,11 @@ def _write_many(store: Path, who: str, note: str) -> None:
         write_change(store, 7, IncidentChange(at, who, note=note))
 
 
-STANDS: dict[str, Any] = {
-    "hang": True,
-    "headline": "rank 5 on node-b never issued all_reduce 12",
-    "first_step": "read its stack",
-    "culprits": [{"rank": 5, "host": "node-b", "evidence": ["its peers issued it"]}],
-}
+STANDS = hang_with(
+    {"rank": 5, "host": "node-b", "evidence": ["its peers issued it"]},
+    headline="rank 5 on node-b never issued all_reduce 12",
+    first_step="read its stack",
+)
 
 
 def metrics_of(store: Store) -> str:
@@ -303,7 +301,7 @@ def test_a_hang_is_an_incident_until_a_later_step_is_in_a_window_or_the_job_ends
     store.add_hang("live", ["HANG"], STANDS)  # a second report on the same
     (incident,) = store.incidents(only_open=True)
     assert (incident.cause.kind, incident.cause.ranks, incident.cause.hosts) == (HANG, (5,), ("node-b",))
-    assert (incident.cause.what, incident.cause.check) == (STANDS["headline"], STANDS["first_step"])
+    assert (incident.cause.what, incident.cause.check) == (STANDS.headline, STANDS.first_step)
     assert incident.cause.who == "rank 5 on node-b"
     assert store.jobs() == ()  # a job that hangs at once has no window
     store.add([window(0)])
@@ -317,6 +315,14 @@ def test_a_hang_is_an_incident_until_a_later_step_is_in_a_window_or_the_job_ends
     store.add_hang("stuck", ["HANG"], STANDS)
     store.end_watch("stuck")
     assert store.incidents("stuck", only_open=True) == ()
+
+
+def test_a_hang_without_a_culprit_advises_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["HANG"], hang_with())
+    (incident,) = store.incidents(only_open=True)
+    assert incident.cause.check == ""
+    assert dict(advice(incident)) == {"Who": "nobody can be told yet"}
 
 
 def test_reports_on_hangs_are_checked_repaired_and_pruned(tmp_path: Path) -> None:

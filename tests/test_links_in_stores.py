@@ -19,6 +19,7 @@ import pytest
 
 from tests.cases import case
 from tests.handmade import run, slow_trace
+from tests.reports import hang_with
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import UnsafeFileError
@@ -29,7 +30,7 @@ from tracekit.live.run import where_traceback_is
 from tracekit.store import Incoming, Store
 from tracekit.store.incidents import IncidentChange
 
-HANG = {"hang": True, "headline": "it hangs", "culprits": [{"rank": 1, "host": "a", "evidence": ["it waits"]}]}
+HANG = hang_with({"rank": 1, "host": "a", "evidence": ["it waits"]}, headline="it hangs")
 RECEIVER = "http://127.0.0.1/hook"
 
 

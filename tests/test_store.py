@@ -451,7 +451,7 @@ def test_a_store_of_an_older_version_says_what_to_do_and_is_not_touched(version:
 
 def test_metadata_with_half_a_character_is_kept(store: Store) -> None:
     """A path that is not UTF-8 can get into the metadata, and so can a number that JSON does not know."""
-    metadata = {"from": "a\udcffb", "loss": float("inf")}
+    metadata = {"from": "a\udcffb", "loss": float("inf"), "gpus": {"0": {"uuid": "GPU\udcff"}}}
     store.add([incoming(Trace.from_frame(slow_frame(), LAYOUT, name="job", metadata=metadata))])
     assert store.load("job").metadata == metadata
 

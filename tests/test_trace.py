@@ -21,6 +21,7 @@ from tracekit.base.errors import LayoutError, SelectionError, TraceError, Tracek
 from tracekit.collectors.importers.published import read_published
 from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.facts import gpu_uuids
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
 from tracekit.trace.schema import SCHEMA, Origin, _check_identity, step_positions
 from tracekit.trace.units import LONGEST_S
@@ -266,6 +267,12 @@ def test_a_file_gives_back_what_was_written(
 def test_a_name_that_utf8_cannot_hold_gets_escapes(tmp_path: Path) -> None:
     slow_trace(name="half\udcff").write_parquet(tmp_path / "a.parquet")
     assert read_parquet(tmp_path / "a.parquet").name == "half\\udcff"
+
+
+def test_uuids_of_gpus_are_those_that_the_metadata_says_in_utf8() -> None:
+    gpus = {"0": {"uuid": "GPU-a"}, "1": {"uuid": "b\udcff"}, "2": {"uuid": 3}, "3": {}, "4": "GPU", "5": {"uuid": ""}}
+    assert gpu_uuids({"gpus": gpus}) == {"0": "GPU-a", "1": "b\\udcff"}
+    assert gpu_uuids({}) == gpu_uuids({"gpus": ["GPU-a"]}) == {}
 
 
 def test_any_file_name_is_that_file(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, 
 from tracekit.report.finding import LossKind
 from tracekit.report.tables import encoded
 from tracekit.trace.canonical import SAMPLED
-from tracekit.trace.facts import Fact
+from tracekit.trace.facts import Fact, gpu_uuids
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
@@ -261,7 +261,7 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
 def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit]:
     """The ranks that causes are on, costliest cause first."""
     job = assessed.job
-    gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
+    uuids, hosts = gpu_uuids(job.metadata), job.names.host_of_rank
     for cause in causes:
         part = detector_of(cause.kind).part
         if part is None or cause.change is None:
@@ -272,7 +272,7 @@ def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit
                 dp_rank=None if worker is None else worker.dp_rank,
                 pp_rank=None if worker is None else worker.pp_rank,
                 host=None if rank is None else hosts.get(rank),
-                gpu_uuid=_uuid(gpus, rank),
+                gpu_uuid=uuids.get(str(rank)),
                 part=part,
                 cost_s=cause.cost_s / job.steps_in_whole,
                 confidence=cause.confidence,
@@ -286,7 +286,7 @@ def _accounts(
 ) -> Iterator[CauseInWords]:
     """Everything to say about each cause that costs time."""
     job = assessed.job
-    gpus, hosts = job.metadata.get("gpus"), job.names.host_of_rank
+    uuids, hosts = gpu_uuids(job.metadata), job.names.host_of_rank
     for cause in sorted(causes, key=lambda cause: cause is not leading):
         if cause.change is None:
             continue
@@ -302,7 +302,7 @@ def _accounts(
             fix=_fix(job, cause, best),
             ranks=ranks,
             hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
-            gpu_uuids=tuple(uuid for rank in ranks if (uuid := _uuid(gpus, rank))),
+            gpu_uuids=tuple(uuids[str(rank)] for rank in ranks if str(rank) in uuids),
             cost_s=cause.cost_s / job.steps_in_whole,
             share=cause.cost_s / job.recorded_s,
             confidence=cause.confidence,
@@ -310,10 +310,3 @@ def _accounts(
             saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
             metrics="; ".join(test.sentence for test in cause.tests) or UNSET,
         )
-
-
-def _uuid(gpus: object, rank: int | None) -> str | None:
-    """The UUID of a rank's GPU, as far as the free metadata says."""
-    gpu = gpus.get(str(rank)) if isinstance(gpus, dict) else None
-    uuid = gpu.get("uuid") if isinstance(gpu, dict) else None
-    return uuid if isinstance(uuid, str) else None

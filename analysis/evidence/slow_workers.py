@@ -477,7 +477,9 @@ def _of_workload(profile: ComputeProfile) -> Wander:
 
 
 def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
-    level = profile.worker_by_step / profile.slow_worker
+    # Of two ranks, each is measured by the other one: it looks fast while that one is slow.
+    other = profile.slow_worker[..., ::-1] if len(job.dp_ranks) == 2 else 1.0
+    level = profile.worker_by_step / profile.slow_worker * other
     seconds = profile.base_s.sum(axis=2)[:, :, None, None]
     both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
     own = np.log(safe(both))

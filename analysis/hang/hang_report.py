@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Meta, Struct, field, to_builtins
 
 
 class StallClass(StrEnum):
@@ -94,7 +94,7 @@ class HangReport(Struct, frozen=True):
     hang: bool
     headline: str
     first_step: str | None
-    world_size: int
+    world_size: Annotated[int, Meta(ge=0)]
     dumps: int
     culprits: tuple[HangCulprit, ...]
     undecided: tuple[UndecidedStall, ...]

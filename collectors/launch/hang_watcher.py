@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
 from tracekit.collectors.launch.hang_answers import (
@@ -160,7 +162,7 @@ class HangWatcher:
         while not (folder / "report.json").exists() and self.explainer.alive() and self.now() < end:
             time.sleep(0.05)
         report = read_report(folder)
-        if report is not None and report.report["culprits"]:
+        if report is not None and report.report.culprits:
             self._tell(folder, report, _LEFT)
 
     def _follow(self) -> None:
@@ -242,13 +244,12 @@ class HangWatcher:
             say("tracekit: stopping the command (--on-hang stop)")
         return self.stop
 
-    def _why_no_hang(self, report: dict[str, Any], idle_s: float) -> str | None:
+    def _why_no_hang(self, report: HangReport, idle_s: float) -> str | None:
         """Why nobody moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
-        if not report["hang"]:
+        if not report.hang:
             return "no rank is waiting"
-        culprits = report["culprits"]
-        busy = [f"rank {one['rank']} is in a {one['phase']}" for one in culprits if one.get("phase") in _LONG_PHASES]
-        patient = busy and len(busy) == len(culprits) and idle_s < LONG_PHASE * self.hang_after_s
+        busy = [f"rank {one.rank} is in a {one.phase}" for one in report.culprits if one.phase in _LONG_PHASES]
+        patient = busy and len(busy) == len(report.culprits) and idle_s < LONG_PHASE * self.hang_after_s
         return "; ".join(busy[:3]) if patient else None
 
     def _tell(self, folder: Path, report: HangText, why: str) -> None:
@@ -272,16 +273,16 @@ class HangWatcher:
 
 @dataclass(frozen=True, slots=True)
 class HangText:
-    """A report as plain data (docs/hang.md) and as a terminal shows it."""
+    """A report, and the same as a terminal shows it."""
 
-    report: dict[str, Any]
+    report: HangReport
     lines: tuple[str, ...]
 
 
 def read_report(folder: Path) -> HangText | None:
     """The report in a folder; None if there is none."""
     try:
-        report = json.loads(read_small(folder / "report.json", MOST_DUMP_BYTES))
+        report = msgspec.convert(json.loads(read_small(folder / "report.json", MOST_DUMP_BYTES)), HangReport)
         text = read_small(folder / "report.txt", MOST_DUMP_BYTES).decode()
         return HangText(report, tuple(text.splitlines()))
     except FileNotFoundError:

@@ -24,7 +24,9 @@ from tests.faults.forks import forked, import_all, sure
 from tests.faults.power import COPY, POWER, unsynced
 from tests.faults.shim import FAULTS, Fault, What, arm, disarm
 from tests.handmade import findings_of, slow_trace
+from tests.reports import hang_with
 from tracekit import cli
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.errors import StoreError, TracekitError
 from tracekit.report.comparison import AppliedFix
 from tracekit.report.findings import Findings
@@ -118,7 +120,7 @@ def state(path: Path) -> State:
                 assert store.load(job.name, 0).ops.height == found["window", job.name, 0][3]
         found |= {("watched", name): () for name in ("old", "other", "new", "hung") if catalogue.live.is_watched(name)}
     try:
-        found |= {("hang", hang.job, hang.lines): (json.dumps(hang.report),) for hang in store.hangs()}
+        found |= {("hang", hang.job, hang.lines): (json.dumps(hang.report.to_dict()),) for hang in store.hangs()}
     except StoreError:
         found["hang", DAMAGED] = ()
     for fix in store.applied():
@@ -166,8 +168,8 @@ def fix(title: str) -> AppliedFix:
     return AppliedFix(1.0, "me", "old", "other", "bad-worker", title, "step", 0.1, 0.01, 0.1, 0.0, 0.2, 5.0)
 
 
-def hang(rank: int) -> tuple[list[str], dict[str, Any]]:
-    return [f"HANG  rank {rank}"], {"hang": True, "culprits": [{"rank": rank}]}
+def hang(rank: int) -> tuple[list[str], HangReport]:
+    return [f"HANG  rank {rank}"], hang_with({"rank": rank})
 
 
 def watch_ends(place: Place) -> None:
@@ -357,7 +359,7 @@ class Sweep:
         `hangs`: whether the reports on hangs can be read.
         """
         store.append(Incoming(slow_trace(name=NEXT), NEXT, "by hand"))
-        store.add_hang(NEXT, [NEXT], {"hang": False})
+        store.add_hang(NEXT, [NEXT], hang_with(hang=False))
         store.note_applied(fix(NEXT))
         for incident in store.incidents():
             store.handle(incident.incident_id, IncidentChange(2.0, "me", None, None, NEXT))

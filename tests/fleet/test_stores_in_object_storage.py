@@ -11,6 +11,7 @@ import pytest
 
 from tests.fleet.buckets import put, upload
 from tests.handmade import command, run, run_process
+from tests.reports import hang_with
 from tests.test_store_windows import window
 from tracekit.base.errors import NotStoredError, StoreError
 from tracekit.fleet.sources import find_sources
@@ -26,7 +27,7 @@ def folder(tmp_path: Path) -> Store:
     store = Store(tmp_path / "live.store")
     store.append(window(0))
     store.append(window(1, analysed=True))
-    store.add_hang("live", ["it hangs"], {"hang": True})
+    store.add_hang("live", ["it hangs"], hang_with())
     return store
 
 
@@ -98,7 +99,7 @@ def test_writing_is_one_clear_error_and_writes_nothing(folder: Store, address: s
         lambda: there.append(window(2)),
         lambda: there.add([Incoming(window(0).trace, "new", "x")]),
         lambda: there.begin_watch("live", "x"),
-        lambda: there.add_hang("live", [], {}),
+        lambda: there.add_hang("live", [], hang_with()),
     ):
         with pytest.raises(StoreError, match=rf"^{address}: a store in object storage is read-only; write to a folder"):
             write()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +23,7 @@ from tracekit.sources.load import wrong_source
 from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
+    from tracekit.analysis.hang.hang_report import HangReport
     from tracekit.store import Store, StoredHang
     from tracekit.trace.dumps import FlightRecord
 
@@ -57,8 +58,8 @@ def hang_command(directory: Path, job: str | None, as_json: bool, out: Path | No
         lines, report = analyse(directory)
     if out is not None:
         write_report(out, lines, report)
-    click.echo(json.dumps(report) if as_json else "\n".join(lines))
-    return ExitCode.CONDITION if report["hang"] else ExitCode.DONE
+    click.echo(json.dumps(report.to_dict()) if as_json else "\n".join(lines))
+    return ExitCode.CONDITION if report.hang else ExitCode.DONE
 
 
 def _newest_hang(store: Store, job: str | None) -> StoredHang:
@@ -77,8 +78,8 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
     return hangs[0]
 
 
-def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """The report on a folder of dumps, or on text about a hang, as text and as plain data."""
+def analyse(directory: Path) -> tuple[list[str], HangReport]:
+    """The report on a folder of dumps, or on text about a hang, as text and as data."""
     from tracekit.analysis.hang.hang_culprits import find_hang
     from tracekit.collectors.importers.flight_recorder import read_flight_records
     from tracekit.collectors.importers.sniff import has_dumps
@@ -93,7 +94,7 @@ def analyse(directory: Path) -> tuple[list[str], dict[str, Any]]:
             raise wrong_source(Look(directory), Content.DUMPS) or error from None
         tell("finding who waits for whom")
         report = find_hang(record)
-    return list(report_lines(report)), report.to_dict()
+    return list(report_lines(report)), report
 
 
 def _nccl_text(path: Path) -> FlightRecord | None:
@@ -103,14 +104,14 @@ def _nccl_text(path: Path) -> FlightRecord | None:
     return read_nccl_text(path) if path.is_file() or path.is_dir() else None  # a pipe would block
 
 
-def write_report(out: Path, lines: Sequence[str], report: dict[str, Any]) -> None:
+def write_report(out: Path, lines: Sequence[str], report: HangReport) -> None:
     """Write report.txt, then report.json, into the folder `out`: both or none. Raises OutputError."""
     from tracekit.base.atomic_write import Kind, check_writable, starting_with, write_text
 
     is_text = Kind("a report on a hang", lambda file: b"HANG  " in file.read(16))
     is_json = Kind("a report on a hang", starting_with(b'{"hang": '))
     made_folder(out, "another --out")
-    text, plain = "\n".join(lines), json.dumps(report)
+    text, plain = "\n".join(lines), json.dumps(report.to_dict())
     files = ((out / "report.txt", text, is_text), (out / "report.json", plain, is_json))
     for path, _, kind in files:
         check_writable(path, kind)
@@ -142,7 +143,7 @@ def stand_by() -> None:
         if about["attempt"] is not None:
             gather(Path(about["attempt"]), folder, dict(about["ended_ns"]))
         report = find_hang(read_flight_records(folder))
-        write_report(folder, list(report_lines(report)), report.to_dict())
+        write_report(folder, list(report_lines(report)), report)
 
 
 if __name__ == "__main__":

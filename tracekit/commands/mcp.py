@@ -120,4 +120,4 @@ def hang(folder: str) -> dict[str, Any]:
     """Which rank a hung job waits for. folder: the flight-recorder dumps of all its ranks."""
     from tracekit.commands.hang import analyse
 
-    return analyse(Path(folder))[1]
+    return analyse(Path(folder))[1].to_dict()

@@ -30,6 +30,7 @@ from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.report import Report
 from tracekit.report.tables import OfRank, OfWorker
+from tracekit.trace.facts import gpu_uuids
 from tracekit.trace.model import Worker
 
 _LONGEST_REASON = 400
@@ -127,7 +128,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     per_hour = hours / report.step_time_s.recorded
     tables = {
         "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(job, report)}]),
-        "workers": _workers(report, metadata.get("gpus")),
+        "workers": _workers(report, gpu_uuids(metadata)),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
         "fixes": _fixes(report, per_hour),
@@ -250,8 +251,8 @@ def _steps(report: Report, starts: Mapping[int, float]) -> pl.DataFrame:
     )
 
 
-def _workers(report: Report, gpus: object) -> pl.DataFrame:
-    """One row per worker, with the part that the costliest cause on it slows down. `gpus`: of the free metadata."""
+def _workers(report: Report, uuids: Mapping[str, str]) -> pl.DataFrame:
+    """One row per worker, with the part that the costliest cause on it slows down. `uuids`: of GPUs, by rank."""
     rows, slowest = _worker_rows(report), set(report.slowest_workers or ())
     culprits: dict[Worker | int | None, Culprit] = {}
     for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
@@ -265,7 +266,7 @@ def _workers(report: Report, gpus: object) -> pl.DataFrame:
             **columns,
             "host": [row.host or None for row in rows],
             "slowdown": [row.slowdown for row in rows],
-            "gpu": [_uuid(gpus, rank) for rank in columns["rank"]],
+            "gpu": [uuids.get(str(rank)) for rank in columns["rank"]],
             "slowest": [place in slowest for place in places],
             **{
                 figure: [None if culprit is None else getattr(culprit, figure) for culprit in named]
@@ -273,13 +274,6 @@ def _workers(report: Report, gpus: object) -> pl.DataFrame:
             },
         },
     )
-
-
-def _uuid(gpus: object, rank: int | None) -> str | None:
-    """The UUID of a rank's GPU, as far as the free metadata gives it."""
-    gpu = gpus.get(str(rank)) if isinstance(gpus, dict) else None
-    uuid = gpu.get("uuid") if isinstance(gpu, dict) else None
-    return encodable(uuid) if isinstance(uuid, str) else None
 
 
 def _causes(report: Report, per_hour: float) -> pl.DataFrame:

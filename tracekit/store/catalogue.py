@@ -37,7 +37,7 @@ from tracekit.store.catalogue_rows import (
     without_impossible,
 )
 from tracekit.store.live_tables import LiveTables
-from tracekit.trace.facts import step_values
+from tracekit.trace.facts import gpu_uuids, step_values
 from tracekit.trace.model import Layout, TraceKind
 
 if TYPE_CHECKING:
@@ -304,9 +304,8 @@ class Catalogue:
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
-        gpus, hosts = (_by_rank(metadata.get(name)) for name in ("gpus", "hosts"))
-        uuids = {rank: _by_rank(gpu).get("uuid") for rank, gpu in gpus.items()}
-        host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in uuids.items() if _text(uuid)}
+        hosts = _by_rank(metadata.get("hosts"))
+        host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
         if not host_of_gpu:
             return
         self.connection.execute(

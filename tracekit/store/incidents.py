@@ -18,16 +18,17 @@ import getpass
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import structs
 
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.contained import Contained
 from tracekit.base.errors import SelectionError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.stderr import say_once
@@ -187,48 +188,18 @@ def _gone_on(
     return replace(incident, clear=clear)
 
 
-class _StoredPlace(msgspec.Struct, rename={"stall_class": "class", "waits_for": "for"}):
-    """The types of what docs/hang.md says about a rank or several, where they are given."""
-
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    host: str | None = None
-    group: str | None = None
-    stall_class: str | None = None
-    operation: str | None = None
-    phase: str | None = None
-    since_s: float | None = None
-    missing: str | None = None
-    evidence: tuple[str, ...] = ()
-    frames: tuple[str, ...] = ()
-
-
-class _Report(msgspec.Struct):
-    """The types of what docs/hang.md says about a hang, where they are given."""
-
-    hang: bool = False
-    headline: str = ""
-    first_step: str | None = None
-    world_size: Annotated[int, msgspec.Meta(ge=0)] = 0
-    culprits: tuple[_StoredPlace, ...] = ()
-    undecided: tuple[_StoredPlace, ...] = ()
-    waiting: tuple[_StoredPlace, ...] = ()
-    stacks: tuple[_StoredPlace, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 class StoredHang(msgspec.Struct, frozen=True, tag_field="format", tag="tracekit-hang"):
     """`job`: its name; the store need not have such a job. `found_at`: seconds since the epoch. `lines`: the report as
-    a terminal shows it; `report`: as described in docs/hang.md.
+    a terminal shows it.
     """
 
     job: str
     found_at: Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
     lines: tuple[str, ...]
-    report: dict[str, Any]
+    report: HangReport
 
 
-def write_hang(folder: Path, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
+def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport) -> None:
     """Add a report to the store in `folder`. Raises OSError, UnsafeFileError.
 
     Each file is written once and atomically, so it needs no entry in the catalogue.
@@ -266,35 +237,30 @@ def hang_files(folder: Path) -> list[str]:
 def read_hang(folder: Path, name: str) -> StoredHang:
     """One report. Raises StoreError if it is not one, FileNotFoundError if it is gone."""
     try:
-        stored = msgspec.convert(json.loads(Contained(folder).read(name)), StoredHang)
-        msgspec.convert(stored.report, _Report)
+        return msgspec.convert(json.loads(Contained(folder).read(name)), StoredHang)
     except FileNotFoundError:
         raise
     except OSError as error:
         why = error.strerror or error
         raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
     except (ValueError, RecursionError) as error:
-        raise StoreError(printable(f"{folder / name}: not a report on a hang ({error}); remove it")) from None
-    return stored
+        why = f"not a report on a hang as this tracekit writes it ({error}); remove it"
+        raise StoreError(printable(f"{folder / name}: {why}")) from None
 
 
-def sighting_of_hang(report: Mapping[str, Any]) -> CauseInWords:
-    """The account of a hang for an incident, in the words of its report (docs/hang.md), as far as it has them.
-
-    The whole job is stuck.
-    """
-    headline, culprits = str(report.get("headline", "the job hangs")), report.get("culprits", ())
-    hosts = dict.fromkeys(str(one["host"]) for one in culprits if one.get("host"))
-    ranks = tuple(int(one["rank"]) for one in culprits)
-    evidence = [str(line) for one in culprits for line in one.get("evidence", ())]
+def sighting_of_hang(report: HangReport) -> CauseInWords:
+    """The account of a hang for an incident: the whole job is stuck."""
+    hosts = dict.fromkeys(one.host for one in report.culprits if one.host)
+    ranks = tuple(one.rank for one in report.culprits)
+    evidence = [line for one in report.culprits for line in one.evidence]
     on = f" on {', '.join(hosts)}" if hosts else ""
     return CauseInWords(
         kind=HANG,
         part=HANG,
-        what=headline,
+        what=report.headline,
         who=f"{ranks_text(ranks)}{on}" if ranks else "nobody can be told yet",
-        why=evidence[0] if evidence else headline,
-        check=str(report.get("first_step", "")),
+        why=evidence[0] if evidence else report.headline,
+        check=report.first_step or "",
         fix=None,
         ranks=ranks,
         hosts=tuple(hosts),

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import polars as pl
 
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.paths import adding, object_url, shown
 from tracekit.base.text import encodable, short
@@ -148,15 +149,15 @@ class Store:
             if (job_id := writer.catalogue.job_id(name)) is not None:
                 writer.catalogue.live.watch_ends(job_id, datetime.now(UTC), ending)
 
-    def add_hang(self, job: str, lines: Sequence[str], report: dict[str, Any]) -> None:
-        """Store a report on a hang of the job, which need not be in the store: its text and its JSON.
+    def add_hang(self, job: str, lines: Sequence[str], report: HangReport) -> None:
+        """Store a report on a hang of the job, which need not be in the store: and its text.
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
         with self._folder_to_write() as folder:
             folder.make()
             write_hang(self.path, job, lines, report)
-        if not report.get("hang"):
+        if not report.hang:
             return
         with self.writing() as writer:
             open_incidents = writer.catalogue.live.incidents(job, only_open=True)

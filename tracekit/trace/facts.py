@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Struct
 
+from tracekit.base.text import encodable
 from tracekit.trace.model import Layout, Worker
 
 if TYPE_CHECKING:
@@ -160,6 +161,14 @@ class MissingMembers:
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:
     """The number of dp_rank values in a complete trace: with dsp > 1 some recorders number dp only, some dp x dsp."""
     return layout.dp if int(dp_rank.max()) < layout.dp else layout.dp_ranks
+
+
+def gpu_uuids(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Rank, as text, -> UUID of its GPU, as far as the free metadata says."""
+    gpus = metadata.get("gpus")
+    stated = gpus.items() if isinstance(gpus, dict) else ()
+    uuids = {rank: gpu.get("uuid") for rank, gpu in stated if isinstance(gpu, dict)}
+    return {rank: encodable(uuid) for rank, uuid in uuids.items() if isinstance(uuid, str) and uuid}
 
 
 def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:

@@ -6,11 +6,11 @@ import html
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
 
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.text import ranks_text, short
 from tracekit.dashboards.figures.charts import figure
 from tracekit.dashboards.figures.theme import Theme
@@ -35,30 +35,30 @@ class Node:
     held_by: tuple[int, ...]
 
 
-def fold(report: dict[str, Any]) -> tuple[Node, ...]:
-    """Fold the wait-for graph of a hang report (docs/hang.md) into nodes: culprits, undecided ranks, then the waiting
+def fold(report: HangReport) -> tuple[Node, ...]:
+    """Fold the wait-for graph of a hang report into nodes: culprits, undecided ranks, then the waiting
     ranks, grouped by process group and distance from the culprits.
     """
-    nodes = [Node(0, row["class"], (row["rank"],), row["operation"], ()) for row in report["culprits"]]
+    nodes = [Node(0, each.stall_class, (each.rank,), each.operation, ()) for each in report.culprits]
     nodes += [
-        Node(0, "all alike" if row.get("alike") else "cannot tell", tuple(row["ranks"]), row["operation"], ())
-        for row in report["undecided"]
+        Node(0, "all alike" if each.alike else "cannot tell", each.ranks, each.operation, ())
+        for each in report.undecided
     ]
     place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
-    waiting = {wait["rank"]: wait for wait in report["waiting"] if wait["rank"] not in place}
-    column = _columns(place, {rank: wait["for"] for rank, wait in waiting.items()})
+    waiting = {wait.rank: wait for wait in report.waiting if wait.rank not in place}
+    column = _columns(place, {rank: wait.waits_for for rank, wait in waiting.items()})
     together: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
     for rank, wait in sorted(waiting.items()):
-        together[column[rank], wait.get("group") or "unnamed group"].append(rank)
+        together[column[rank], wait.group or "unnamed group"].append(rank)
     first = len(nodes)
     keys = sorted(together)
     place |= {rank: first + number for number, key in enumerate(keys) for rank in together[key]}
     for number, key in enumerate(keys):
         ranks = together[key]
-        held_by = {place[other] for rank in ranks for other in waiting[rank]["for"] if other in place} - {
+        held_by = {place[other] for rank in ranks for other in waiting[rank].waits_for if other in place} - {
             first + number
         }
-        operation = waiting[ranks[0]]["operation"]
+        operation = waiting[ranks[0]].operation
         nodes.append(Node(key[0], key[1], tuple(ranks), operation, tuple(sorted(held_by))))
     return tuple(nodes)
 

@@ -177,6 +177,10 @@ class Results:
     gpu_history = _of_live(LiveTables.gpu_history)
     on_host = _of_live(LiveTables.on_host)
 
+    def hung_ranks(self, job: str) -> int | None:
+        """The ranks of a job that hangs, also before it has a trace; None where no report says it."""
+        return next((hang.report.world_size for hang in self.store.hangs(job)), None)
+
     def left_out(self) -> tuple[str, ...]:
         """A line for each row of the catalogue that is impossible (`Catalogue.left_out`)."""
         return self.of_store(("left out",), lambda catalogue: catalogue.left_out)

@@ -7,7 +7,7 @@ from typing import Any
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.hang.hang_report import waiting_ranks
+from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, waiting_ranks
 from tracekit.base.errors import NotStoredError
 from tracekit.base.paths import command
 from tracekit.base.text import printable, ranks_text, short
@@ -15,7 +15,8 @@ from tracekit.dashboards.browser.data.hang_graph import fold, graph_width, node_
 from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_head, page
-from tracekit.store import StoredHang
+from tracekit.live.incident_words import advice
+from tracekit.store import HANG, Incident, StoredHang
 
 #: Culprits, stacks and earlier hangs that are listed.
 MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
@@ -24,9 +25,12 @@ MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
 def build(job: str | None = None, **_: str) -> list[Component]:
     """The newest hang of a job, without `job=` of the store; then a list of the others."""
     hangs = results().store.hangs(job)
-    if not hangs and job is not None:
+    incidents = [] if hangs else [one for one in results().incidents(job) if one.cause.kind == HANG]
+    if not hangs and not incidents and job is not None:
         results().stored(job)  # raises where there is no such job
     head = _head(job)
+    if incidents:
+        return [*head, _without_report(incidents[0])]
     if not hangs:
         watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
         how = f"`{watch}` watches a job, and keeps what it sees here."
@@ -38,9 +42,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
     graph = figure_panel(
         "Who waits for whom",
         wait_graph(nodes, viewer().theme),
-        label=(
-            f"Wait-for graph: {len(newest.report['culprits'])} culprits, {waiting_ranks(len(newest.report['waiting']))}"
-        ),
+        label=(f"Wait-for graph: {len(newest.report.culprits)} culprits, {waiting_ranks(len(newest.report.waiting))}"),
         table=table,
         csv=inline_csv(table),
         id="hang-graph",
@@ -64,50 +66,61 @@ def _head(job: str | None) -> list[Component]:
 
 
 def _verdict(hang: StoredHang) -> Component:
-    report, first = hang.report, hang.report["first_step"]
-    shown = report["culprits"][:MOST_CULPRITS]
-    more = len(report["culprits"]) - len(shown)
+    report = hang.report
+    more = len(report.culprits) - MOST_CULPRITS
     return panel(
         "Verdict",
         html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
-        html.P(report["headline"], className="verdict"),
-        *([html.P(["Do first: ", html.B(first)])] if first else []),
-        html.Ol([html.Li(_culprit(one)) for one in shown], className="causes"),
+        html.P(report.headline, className="verdict"),
+        *([html.P(["Do first: ", html.B(report.first_step)])] if report.first_step else []),
+        html.Ol([html.Li(_culprit(one)) for one in report.culprits[:MOST_CULPRITS]], className="causes"),
         *([note(f"and {more} more culprits: see the table")] if more > 0 else []),
         *[
             problem(
-                f"{ranks_text(one['ranks'])}: {one['missing']}",
-                title="All alike" if one.get("alike") else "Cannot tell",  # older reports do not say
+                f"{ranks_text(one.ranks)}: {one.missing}",
+                title="All alike" if one.alike else "Cannot tell",
             )
-            for one in report["undecided"][:MOST_CULPRITS]
+            for one in report.undecided[:MOST_CULPRITS]
         ],
-        *[note(words) for words in report["notes"]],
+        *[note(words) for words in report.notes],
     )
 
 
-def _culprit(culprit: dict[str, Any]) -> list[Any]:
-    host = f" on {printable(culprit['host'])}" if culprit["host"] else ""
-    since = "" if culprit["since_s"] is None else f", for {culprit['since_s']:.1f} s"
-    phase = f", in {culprit['phase']}" if culprit.get("phase") else ""
-    group = culprit["group"] or "an unnamed group"
-    holds = f" holds up {culprit['waiting']} ranks in {culprit['operation']} of {group}{since}"
+def _without_report(incident: Incident) -> Component:
+    """What its incident says about a hang whose report is gone."""
+    check = command("store", "check", "--store", results().path)
+    return panel(
+        "Verdict",
+        html.P(f"{short(incident.job)}, {viewer().moment(incident.opened_at.timestamp())}", className="note"),
+        html.P(printable(incident.cause.what), className="verdict"),
+        *[html.P([f"{title}: ", html.B(printable(text))]) for title, text in advice(incident)],
+        note(f"Its report was removed, or is none that this tracekit reads: `{check}` names what cannot be read."),
+    )
+
+
+def _culprit(culprit: HangCulprit) -> list[Any]:
+    host = f" on {printable(culprit.host)}" if culprit.host else ""
+    since = "" if culprit.since_s is None else f", for {culprit.since_s:.1f} s"
+    phase = f", in {culprit.phase}" if culprit.phase else ""
+    group = culprit.group or "an unnamed group"
+    holds = f" holds up {culprit.waiting} ranks in {culprit.operation} of {group}{since}"
     return [
-        html.B(f"rank {culprit['rank']}{host}: {culprit['class']}{phase}"),
+        html.B(f"rank {culprit.rank}{host}: {culprit.stall_class}{phase}"),
         html.Div(f"It{holds}."),
-        html.Div("; ".join(map(printable, culprit["evidence"])), className="note"),
+        html.Div("; ".join(map(printable, culprit.evidence)), className="note"),
     ]
 
 
-def _stacks(report: dict[str, Any]) -> list[Component]:
+def _stacks(report: HangReport) -> list[Component]:
     """Equal stacks once, the few that differ from the many first."""
-    groups = report["stacks"]
+    groups = report.stacks
     if not groups:
         return []
     parts = [
         html.Details(
             [
-                html.Summary(f"{ranks_text(one['ranks'])}: {printable(one['frames'][0])}"),
-                html.Ol([html.Li(html.Code(printable(frame))) for frame in one["frames"]], className="evidence"),
+                html.Summary(f"{ranks_text(one.ranks)}: {printable(next(iter(one.frames), ''))}"),
+                html.Ol([html.Li(html.Code(printable(frame))) for frame in one.frames], className="evidence"),
             ],
             open=number == 0,
         )
@@ -125,7 +138,7 @@ def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
             [
                 f"{viewer().moment(one.found_at)}: ",
                 dcc.Link(short(one.job), href=href("/hang", job=one.job)),
-                f": {one.report['headline']}",
+                f": {one.report.headline}",
             ]
         )
         for one in hangs[:MOST_HANGS]

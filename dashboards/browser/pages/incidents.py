@@ -87,7 +87,7 @@ def handled(incidents: Sequence[Incident]) -> list[Handled]:
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
-        gpus = next((one.report.get("world_size") for one in results().store.hangs(incident.job)), None)
+        gpus = results().hung_ranks(incident.job)
     return None if gpus is None else 24 * gpus * incident.cause.share
 
 

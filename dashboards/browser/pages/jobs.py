@@ -200,9 +200,10 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
     for name, incident in _hanging().items():
-        ranks, host = int(results().store.hangs(name)[0].report["world_size"]), next(iter(incident.cause.hosts), None)
+        ranks, host = results().hung_ranks(name), next(iter(incident.cause.hosts), None)
+        lost = None if ranks is None else 24.0 * ranks
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
-        row |= {"world_size": ranks, "lost_gpu_hours_per_day": 24.0 * ranks, "trustworthy": True, "straggling": True}
+        row |= {"world_size": ranks, "lost_gpu_hours_per_day": lost, "trustworthy": True, "straggling": True}
         culprit = ranks_text(incident.cause.ranks) if incident.cause.ranks else None
         rows.append(row | {"host": host, "culprit": culprit, "imported_at": incident.opened_at.timestamp()})
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
@@ -391,12 +392,8 @@ def hang_card(incident: Incident) -> Component:
     """A job that hangs."""
     cause = incident.cause
     link = dcc.Link(html.Bdi(short(incident.job)), href=href("/hang", job=incident.job))
-    lines = [
-        html.Dt("Who"),
-        html.Dd(printable(cause.who)),
-        html.Dt("Do first"),
-        html.Dd(html.B(printable(cause.check))),
-    ]
+    lines = [html.Dt("Who"), html.Dd(printable(cause.who))]
+    lines += [html.Dt("Do first"), html.Dd(html.B(printable(cause.check)))] if cause.check else []
     return _card([html.H3(link)], cause.kind, Tone.BAD, printable(cause.what), lines)
 
 

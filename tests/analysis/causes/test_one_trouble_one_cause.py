@@ -15,7 +15,7 @@ import tracekit
 from benchmarks.eventsim import judged_job
 from judges.eventsim.cases import draw_job
 from judges.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers, StoppedProcess, When
-from judges.eventsim.model import Noise, Posting, Queueing, Schedule, Shape
+from judges.eventsim.model import Job, Noise, Posting, Queueing, Schedule, Shape
 from judges.eventsim.run import simulate
 from judges.eventsim.troubles import Congestion, SlowLink, SlowNic
 from judges.eventsim.truth import mean_step_s
@@ -244,6 +244,17 @@ def test_slow_backwards_and_a_few_pauses_are_no_stopped_process() -> None:
         ("process-pauses", "whole job"),
         ("python-gc", "whole job"),
     }
+
+
+def test_two_ranks_that_are_slow_in_turn_do_not_vary_at_random_too() -> None:
+    """Each is measured by the other one, so that the rank that is not slow looks fast for a while."""
+    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=4, phase=rank)) for rank in range(2))
+    shape, noise = Shape(dp=2, pp=2, tp=1, microbatches=4, steps=20), Noise(op=0.002, worker=0.001)
+    found = named(Job(shape=shape, noise=noise, causes=turns))
+    assert sorted((cause.kind, str(cause.where)) for cause in found) == [
+        ("bad-worker", "worker (0,0)"),
+        ("bad-worker", "worker (1,0)"),
+    ]
 
 
 def test_the_only_host_of_a_job_is_not_slow_beside_others():

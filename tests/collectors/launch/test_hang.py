@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.collectors.conftest import collect, forks
+from tests.reports import hang_with
 from tracekit.collectors.launch.hang_answers import write_departure
 from tracekit.collectors.launch.hang_watcher import HangWatcher
 from tracekit.collectors.record.wire_format import HANG_REQUEST, LAST_WORDS_SUFFIX, PULSE, PULSE_SUFFIX, rank_stem
@@ -29,7 +30,7 @@ class Explainer:
 
     def __init__(self):
         self.started = 0
-        self.report = {"hang": True, "culprits": [{"rank": 1, "phase": None}]}
+        self.report = hang_with({"rank": 1}).to_dict()
 
     def start(self):
         self.started += 1
@@ -134,7 +135,7 @@ def test_a_command_is_to_end_where_that_is_asked(watcher, clock, tmp_path):
 
 
 def test_a_rank_in_a_checkpoint_is_named_and_no_hang_for_ten_times_as_long(watcher, clock, explainer, tmp_path, capsys):
-    explainer.report = {"hang": True, "culprits": [{"rank": 1, "phase": "checkpoint"}]}
+    explainer.report = hang_with({"rank": 1, "phase": "checkpoint"}).to_dict()
     pulse(tmp_path, 0, 5)
     stand_still(watcher, clock, 180.0)
     assert "but the job does not hang: rank 1 is in a checkpoint" in capsys.readouterr().err

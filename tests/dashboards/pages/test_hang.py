@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Page
 
 from judges.hangsim import Fault, HangJob, dumps, run, write
+from tests.cases import case
 from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
 from tests.handmade import slow_trace
+from tests.reports import hang_with
+from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.dashboards.browser.data.hang_graph import fold, wait_graph
 from tracekit.dashboards.figures.theme import LIGHT
 from tracekit.store import Incoming, Store
@@ -24,7 +27,7 @@ from tracekit.store import Incoming, Store
 NAME = "<b>hung</b> job"
 
 
-def report(folder: Path) -> dict[str, Any]:
+def report(folder: Path) -> HangReport:
     """Rank 6 of tensor 4 x pipeline 2 x data 2 stops issuing."""
     job, faults = HangJob(4, 2, 2), [Fault("host", 6, 31)]
     content = dumps(job, faults, run(job, faults))
@@ -32,8 +35,7 @@ def report(folder: Path) -> dict[str, Any]:
         stands = ["train.py:9 stuck"] if rank == 6 else ["c10d.py:7 wait", "train.py:5 step"]
         dump["tracekit"] = {"rank": rank, "host": "<i>node</i>", "stack": stands}
     write(folder, content)
-    found: dict[str, Any] = json.loads(command("hang", folder, "--json").out)
-    return found
+    return msgspec.json.decode(command("hang", folder, "--json").out, type=HangReport)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +46,8 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace = slow_trace((0,), name=NAME)
     fine = replace(slow_trace((0,), name="fine"), metadata={"label_team": "llm"})
     store.add([Incoming(trace, NAME, "x.parquet"), Incoming(fine, "fine", "y.parquet")])
-    store.add_hang("at once", [found["headline"]], found)
-    store.add_hang(NAME, [found["headline"]], found)
+    store.add_hang("at once", [found.headline], found)
+    store.add_hang(NAME, [found.headline], found)
     return store.path
 
 
@@ -88,6 +90,29 @@ def test_jobs_that_hang_lead_the_jobs_page_also_before_they_have_a_trace(pages: 
     assert [lines(link) for link in hanging] == [["at once"]]
 
 
+def test_of_a_report_that_is_gone_or_unknown_its_incident_remains(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    stated = {"headline": "HANG  1 rank holds up 7 others", "first_step": "read its stack"}
+    for job in ("pruned", "older"):
+        store.add_hang(job, ["HANG"], hang_with({"rank": 5, "host": "node-b"}, **stated))
+    first, second = sorted((store.path / "hangs").iterdir())
+    first.unlink()
+    stored = json.loads(second.read_text())
+    del stored["report"]["stacks"]  # as an older tracekit wrote it
+    second.write_text(json.dumps(stored))
+    pages = Pages(store.path)
+    for job in ("pruned", "older"):
+        text = pages.text("/hang", job=job)
+        with case(job):
+            assert "HANG 1 rank holds up 7 others" in text
+            assert "Who: rank 5 on node-b" in text
+            assert "More to check: read its stack" in text
+            assert "Its report was removed, or is none that this tracekit reads" in text
+    rows = {row[0]: row[1:3] for row in map(lines, found(pages.page("/"), "Tr"))}
+    assert (rows["pruned"], rows["older"]) == (["hang", "100%"], ["hang", "100%"])
+    assert "rank 5 on node-b" in pages.text("/incidents")
+
+
 def test_a_job_without_a_hang_says_so_and_how_to_watch_one(pages: Pages) -> None:
     text = pages.text("/hang", job="fine")
     assert "No hang of fine was recorded." in text
@@ -113,11 +138,10 @@ def test_the_graph_has_every_rank_once_and_leads_to_the_culprits(tmp_path: Path)
 def test_ranks_that_nobody_can_tell_apart_stand_where_culprits_do() -> None:
     waits = {"operation": "x", "group": "g"}
     nodes = fold(
-        {
-            "culprits": [],
-            "undecided": [{"ranks": [0, 1], "operation": "x", "missing": "times"}],
-            "waiting": [{"rank": rank, "for": [held], **waits} for rank, held in ((0, 1), (1, 0), (2, 1), (3, 2))],
-        }
+        hang_with(
+            undecided=[{"ranks": [0, 1], "operation": "x", "missing": "times"}],
+            waiting=[{"rank": rank, "for": [held], **waits} for rank, held in ((0, 1), (1, 0), (2, 1), (3, 2))],
+        )
     )
     assert [(node.column, node.ranks, node.held_by) for node in nodes] == [
         (0, (0, 1), ()),

@@ -66,7 +66,7 @@ def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_
     recorded = load(SAMPLES / "gpu_slow_input")
     store.append(Incoming(recorded.trace, "gpus & more", "folder", recorded.stored()))
     stands = report(tmp_path / "dumps")
-    store.add_hang("stuck at once", [stands["headline"]], stands)
+    store.add_hang("stuck at once", [stands.headline], stands)
     with receiving() as receiver:
         notifier = Notifier(receiver.url, "https://dash/tracekit/")
         notifier.tell(changes.look().opened, [])
