@@ -1,8 +1,9 @@
-"""What the documents say is true: commands run, output is as shown, links lead somewhere."""
+"""What the documents say is true: commands run, output is as shown, links and names of files lead somewhere."""
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,19 @@ from tracekit.base.errors import ExitCode
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/decisions/*.md")])
+FOLDERS = (
+    ".github",
+    "analysis",
+    "benchmarks",
+    "collectors",
+    "dashboards",
+    "deploy",
+    "docs",
+    "judges",
+    "sample_traces",
+    "tests",
+    "tracekit",
+)
 
 
 def words(line):
@@ -94,6 +108,59 @@ def test_links_between_documents_lead_somewhere():
             assert target.startswith("https://") or (document.parent / target).exists(), f"{document}: {target}"
 
 
+def test_paths_that_documents_name_exist():
+    """From the root or the document's folder; documents on the code name files and folders by their ends, too."""
+    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix not in ("", ".pyc")]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    paths = {f"{path}/" for file in files for path in file.parents} | set(map(str, files))
+    on_code = {ROOT / name for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")}
+    on_code |= {*ROOT.glob("*/README.md"), *ROOT.glob("docs/decisions/*.md")}
+    from_the_root = re.compile(rf"(?<![\w./-])((?:{'|'.join(map(re.escape, FOLDERS))})/[a-z0-9_./*-]+\b)/?(?![\w*])")
+    by_the_end = re.compile(r"`([\w./-]+(?:/|\.(?:c|css|h|js|md|png|py|pyi|sh|sql|toml|ya?ml)))`")
+    missing = []
+    for document in DOCUMENTS:
+        text = document.read_text().partition("\n## [0")[0]  # of the changelog, what is not released yet
+        for name in set(from_the_root.findall(text)):
+            if not any(next(base.glob(name), None) for base in (ROOT, document.parent)):
+                missing.append((document.name, name))
+        for name in set(by_the_end.findall(text)) if document in on_code else ():
+            # Folders are those below the document's; files stand anywhere.
+            top = document.parent if name.endswith("/") else ROOT
+            if not (ROOT / name).exists() and not any(path.endswith(f"/{name}") for path in paths if str(top) in path):
+                missing.append((document.name, name))
+    assert missing == []
+
+
+def test_layers_in_documents_are_those_that_are_checked():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = {
+        contract["name"]: [set(layer.removeprefix("tracekit.").split(" | tracekit.")) for layer in contract["layers"]]
+        for contract in contracts
+    }
+
+    def last(name):
+        return [{module.rpartition(".")[2] for module in layer} for layer in checked[name]]
+
+    # Below `analysis/job`, the analysis is one layer, where the first of its folders is.
+    top, seen = [], set()
+    for layer in checked["layers"]:
+        shown = {"analysis/job" if module == "analysis.job" else module.partition(".")[0] for module in layer} - seen
+        top += [shown] if shown - {"__main__"} else []
+        seen |= shown
+    for document, layers in {
+        "ARCHITECTURE": top,
+        "tracekit/README": top,
+        "analysis/README": [{"job"}, *last("layers of the analysis")],
+        "collectors/README": last("layers of the collectors"),
+        "dashboards/README": last("layers of the dashboard"),
+    }.items():
+        text = (ROOT / f"{document}.md").read_text()
+        (chain,) = re.findall(
+            r"Layers(?:, from the top| import only what stands below them):(.*?)\.\n", text, re.DOTALL
+        )
+        assert [set(re.findall(r"`(.*?)`", layer)) for layer in chain.split(">")] == layers, document
+
+
 def test_the_readme_takes_two_minutes():
     """Some 250 words a minute, without the table that is there to be looked up; the sample report is looked at, too."""
     prose = re.sub(r"^\|.*\n|```.*?```", "", README, flags=re.MULTILINE | re.DOTALL)
@@ -119,20 +186,8 @@ def test_the_commands_of_the_readme_have_the_options_that_they_require():
 def test_every_install_line_names_our_distributions():
     """On the package index, `tracekit` alone is a stranger's tool, with the same import and the same command."""
     kinds = {"", ".ipynb", ".md", ".py", ".toml", ".yaml", ".yml"}
-    folders = (
-        ".github",
-        "analysis",
-        "benchmarks",
-        "collectors",
-        "dashboards",
-        "deploy",
-        "docs",
-        "judges",
-        "tests",
-        "tracekit",
-    )
     texts = [path for path in ROOT.iterdir() if path.suffix in kinds and not path.name.startswith(".")]
-    texts += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    texts += [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
     wrong = re.compile(
         r"pip3? install [^\n`]*?(?<![\w./-])tracekit(?![\w./-])"
         r'|dependencies = \["tracekit["\[ <>=]'

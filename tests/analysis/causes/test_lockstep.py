@@ -44,6 +44,38 @@ def halves(op: dict[str, float]) -> tuple[float, float]:
     return (op["duration"] / 2, 0.0) if (op["dp_rank"], op["pp_rank"]) == (1, 0) else (0.0, 0.0)
 
 
+def in_turn() -> Waits:
+    """Half of the computes wait 20 % for the one rank, half for the other."""
+    random = np.random.default_rng(1)
+
+    def waits(op: dict[str, float]) -> tuple[float, float]:
+        wait = 0.2 * op["duration"]
+        return (wait, 0.0) if random.integers(2) else (0.0, wait)
+
+    return waits
+
+
+def of_one_worker(rows: list[tuple[object, ...]]) -> Report:
+    """The report on a worker of two ranks. A row: step, kind, start, duration and, by rank, waited, lasted, off_cpu."""
+    names = ("step", "kind", "start", "duration", "waited", "lasted", "off_cpu")[: len(rows[0])]
+    ops = pl.DataFrame(rows, names, orient="row").with_columns(rank=0, dp_rank=0, pp_rank=0, seq=0)
+    metadata = {"ranks_of_workers": {"0": [0, 1]}}
+    return PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="two", metadata=metadata)).whatif()
+
+
+def stopped(steps: tuple[int, ...] = (1, 2, 5, 8)) -> Report:
+    """In these steps a forward of 10 ms takes 16: rank 1 does not run for 6 of them, and rank 0 waits for it."""
+    rows = []
+    for step in range(STEPS):
+        stop_s = 0.006 * (step in steps)
+        forward, backward = [0.010 + stop_s] * 2, [0.020] * 2
+        rows += [
+            (step, "forward-compute", 0.0, forward[0], [stop_s, 0.0], forward, [0.0, stop_s]),
+            (step, "backward-compute", forward[0], backward[0], [0.0, 0.0], backward, None),
+        ]
+    return of_one_worker(rows)
+
+
 def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
     """At its peer's speed worker (1,0) is as fast as (0,0): the step takes 11.25 s instead of 15.5 s."""
     found = report(slow_frame(range(STEPS)), halves)
@@ -51,9 +83,7 @@ def test_the_rank_that_the_others_wait_for_is_named_and_priced() -> None:
     assert (cause.kind, cause.where.ranks) == ("slow-rank-of-worker", (5,))
     assert cause.saved_s == pytest.approx(4.25)
     assert not [other for other in found.findings[1:] if other.priced]
-    answer = found.answer
-    assert answer.headline.startswith("rank 5 on node-1 costs ")
-    (culprit,) = answer.culprits
+    (culprit,) = found.answer.culprits
     assert (culprit.rank, culprit.dp_rank, culprit.pp_rank, culprit.host) == (5, 1, 0, "node-1")
     fix = next(fix for fix in found.fixes if fix.cause == "slow-rank-of-worker")
     assert fix.saved_s == pytest.approx(4.25)
@@ -63,7 +93,7 @@ def test_a_worker_all_of_whose_ranks_are_slow_is_one_slow_worker() -> None:
     """Named by the rank that was recorded: who waited for whom says that it is no other."""
     found = report(frame({0: SLOW_LANE, 1: WAITING_LANE}, range(STEPS)), lambda _: (0.0, 0.0))
     assert [cause.kind for cause in found.findings] == ["bad-worker"]
-    assert found.answer.headline.startswith("rank 0 on node-0 costs 27% of each step")
+    assert [(culprit.rank, culprit.host) for culprit in found.answer.culprits] == [(0, "node-0")]
 
 
 def test_a_slow_rank_in_every_worker_shows_though_no_worker_is_slower_than_another() -> None:
@@ -108,16 +138,9 @@ def test_a_slow_rank_on_one_stage_and_a_slow_worker_on_the_other_are_not_a_dp_ra
 @pytest.mark.parametrize("second", [1.0, 1e-3])
 def test_ranks_that_are_last_in_turn_are_blamed_for_nothing_but_their_waiting_counts(second: float) -> None:
     """Half of the computes wait 20 % for the one rank, half for the other: alike, each would take 10 % less."""
-    random = np.random.default_rng(1)
-
-    def in_turn(op: dict[str, float]) -> tuple[float, float]:
-        wait = 0.2 * op["duration"]
-        return (wait, 0.0) if random.integers(2) else (0.0, wait)
-
-    found = report(healthy_frame(range(STEPS)).with_columns(pl.col("start", "duration") * second), in_turn)
+    found = report(healthy_frame(range(STEPS)).with_columns(pl.col("start", "duration") * second), in_turn())
     (cause,) = found.findings
     assert cause.kind == "lockstep-jitter"
-    assert cause.effect.startswith("ranks of a worker wait for each other for 10% of their ops; ")
     assert not cause.where.ranks
     assert not found.answer.culprits
     # The critical path of a step: both computes of stage 0, and what of stage 1 nothing hides.
@@ -139,7 +162,6 @@ def test_ranks_without_a_number_are_named_by_their_place() -> None:
     found = report(slow_frame(range(STEPS)), halves, ranks_of_workers={"1": "five"})
     cause = found.findings[0]
     assert (cause.kind, [str(worker) for worker in cause.where.workers]) == ("slow-rank-of-worker", ["(1,0)"])
-    assert cause.effect.startswith("its rank at position 1 computes 100% slower")
 
 
 @pytest.mark.parametrize(
@@ -165,16 +187,13 @@ def test_a_rank_that_is_late_for_the_others_is_named_with_the_part_that_is_slow(
     lasted = ([0.003, 0.005], [0.010, 0.008], [0.020, 0.020])
     if kind == "gc":  # rank 0 collects nothing
         parts, lasted = ((kind, 3, 0, None), *parts[1:]), ([0.0, 0.002], *lasted[1:])
-    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
-    rows = [
-        {"step": step, "kind": name, "start": start / 1e3, "duration": took / 1e3, "waited": waited, "lasted": of_ranks}
-        for step in range(STEPS)
-        for (name, start, took, waited), of_ranks in zip(parts, lasted, strict=True)
-    ]
-    ops = pl.DataFrame(rows).with_columns(**{name: pl.lit(value) for name, value in of_all.items()})
-    layout = Layout(dp=1, pp=1, tp=2)
-    metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = PipelineJob(Trace.from_frame(ops, layout, name="late", metadata=metadata)).whatif()
+    found = of_one_worker(
+        [
+            (step, name, start / 1e3, took / 1e3, waited, of_ranks)
+            for step in range(STEPS)
+            for (name, start, took, waited), of_ranks in zip(parts, lasted, strict=True)
+        ]
+    )
     (named,) = [one for one in found.findings if one.priced and one.where.ranks]
     assert (named.kind, named.where.ranks) == (cause, (1,))
     assert named.saved_s == pytest.approx(0.002)
@@ -195,36 +214,14 @@ def test_a_rank_slow_in_forwards_is_named_however_its_backwards_vary() -> None:
             (step, "forward-compute", 0.0, forward, [0.006, 0.0], [forward] * 2),
             (step, "backward-compute", forward, backward, waits, [backward] * 2),
         ]
-    names = ("step", "kind", "start", "duration", "waited", "lasted")
-    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
-    ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
-    metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="forwards", metadata=metadata)).whatif()
-    (named,) = [one for one in found.findings if one.where.ranks]
+    (named,) = [one for one in of_one_worker(rows).findings if one.where.ranks]
     assert (named.kind, named.where.ranks) == ("slow-rank-of-worker", (1,))
 
 
 def test_a_rank_that_is_stopped_is_named_with_what_the_others_wait_for_it() -> None:
-    """In four steps a forward of 10 ms takes 16: rank 1 does not run for 6 of them, and rank 0 waits for it."""
-    stopped, rows = (1, 2, 5, 8), []
-    for step in range(STEPS):
-        stop_s = 0.006 * (step in stopped)
-        forward, backward = [0.010 + stop_s] * 2, [0.020] * 2
-        rows += [
-            (step, "forward-compute", 0.0, forward[0], [stop_s, 0.0], forward, [0.0, stop_s]),
-            (step, "backward-compute", forward[0], backward[0], [0.0, 0.0], backward, None),
-        ]
-    names = ("step", "kind", "start", "duration", "waited", "lasted", "off_cpu")
-    of_all = {"rank": 0, "dp_rank": 0, "pp_rank": 0, "seq": 0}
-    ops = pl.DataFrame(rows, names, orient="row").with_columns(**{name: pl.lit(at) for name, at in of_all.items()})
-    metadata = {"ranks_of_workers": {"0": [0, 1]}}
-    found = PipelineJob(Trace.from_frame(ops, Layout(dp=1, pp=1, tp=2), name="stopped", metadata=metadata)).whatif()
-    (named,) = [one for one in found.findings if one.priced]
+    (named,) = [one for one in stopped().findings if one.priced]
     assert (named.kind, named.where.ranks) == ("process-pauses", (1,))
-    assert named.saved_s == pytest.approx(0.006 * len(stopped) / STEPS)
-    assert (
-        named.effect == "the process is stopped for 6.0 ms in 4 of 12 steps; the other ranks of the worker wait for it"
-    )
+    assert named.saved_s == pytest.approx(0.006 * 4 / STEPS)
 
 
 @pytest.mark.parametrize(

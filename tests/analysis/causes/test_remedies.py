@@ -9,9 +9,7 @@ from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
 from tracekit.analysis.detectors.all_detectors import own_detectors
-from tracekit.analysis.detectors.any_job import BadWorker
 from tracekit.analysis.detectors.detector import advice_text, remedy_for
-from tracekit.analysis.detectors.slow_computes import SlowRankOfWorker
 from tracekit.analysis.evidence.subject import JobKind, Names
 from tracekit.report.finding import Link, Place
 from tracekit.trace.model import Worker
@@ -57,13 +55,6 @@ def test_a_link_within_a_node_is_called_by_its_ranks(link: Link, ends: str) -> N
 def test_a_link_between_nodes_is_called_by_its_nodes() -> None:
     apart = replace(NAMES, hosts={worker: f"node-{worker.pp_rank}" for worker in NAMES.ranks})
     assert remedy_for("{ends}", apart, Place(links=(Link(1, 0, 1),))) == "node-0 and node-1"
-
-
-@pytest.mark.parametrize("rule", [BadWorker, SlowRankOfWorker])
-def test_a_slow_rank_of_a_job_without_gpus_is_not_looked_up_in_nvidia_smi(rule) -> None:
-    where = Place(ranks=(5,))
-    assert "nvidia-smi" in remedy_for(rule.suggested_fix, NAMES, where)
-    assert remedy_for(rule.suggested_fix, NAMES, where, on_cpus=True).startswith("check the cores of rank 5 on node-1 ")
 
 
 @pytest.mark.parametrize("rule", own_detectors(JobKind.PIPELINE), ids=lambda rule: str(rule.kind))

@@ -84,7 +84,6 @@ def test_what_one_rank_is_late_is_lost_to_it_though_s_leaves_launch_delays_out()
     diagnosis = PipelineJob(job("data-load", delay_s=(0.0, 1.0))).analysis.diagnosis
     assert diagnosis.verdict.kind is LossKind.STRAGGLER
     assert diagnosis.verdict.lost_s == pytest.approx(1.0)
-    assert diagnosis.answer.headline.startswith("rank 1 costs 22% of each step: host code takes 1.00 s longer than")
     assert diagnosis.fixes[0].saved_s == pytest.approx(1.0)
     assert diagnosis.fixes[0].kind == "speed-up-host-code"  # whose machine nothing speaks against
 
@@ -120,9 +119,6 @@ def test_what_one_rank_does_between_forward_and_backward_is_no_slow_machine():
     (cause,) = causes_with_losses((1.0, 1.0, 1.0), (0.1, 0.4, 0.1))
     assert (cause.kind, cause.where) == ("slow-host-code", Place(workers=(Worker(1, 0),)))
     assert cause.saved_s == pytest.approx(0.3)
-    assert cause.effect == (
-        "host code takes 300.0 ms longer than that of its peers, between forward and backward, the loss included"
-    )
 
 
 def test_the_loss_of_a_worker_that_computes_slower_takes_longer_too():
@@ -145,36 +141,38 @@ def test_computes_that_wait_for_a_core_are_no_slow_worker(waits_s, slow):
     assert ("bad-worker" in {cause.kind for cause in found}) == slow
 
 
+def without_cores(
+    waits_s: tuple[float, float], hosts: tuple[str, str] = ("node-1", "node-1"), trace: Trace | None = None
+):
+    """What is found where the two ranks, on these hosts, were ready and had no core for so long in each step."""
+    trace = trace or job("host-delay")
+    by_rank = {"hosts": dict(zip("01", hosts, strict=True)), "run_queue_s": dict(zip("01", waits_s, strict=True))}
+    return found_in(replace(trace, metadata=trace.metadata | by_rank))
+
+
 @pytest.mark.parametrize(("waits_s", "found"), [((1.5, 1.5), True), ((0.1, 0.1), False)])
 def test_cores_that_are_busy_are_the_host_s(waits_s, found):
     """Of 3.251 s that each rank does something itself, the kernel says, it was ready and had no core for 1.5 s."""
-    named = {"hosts": {"0": "node-1", "1": "node-1"}, "run_queue_s": {"0": waits_s[0], "1": waits_s[1]}}
-    trace = job("host-delay")
-    (cause,) = found_in(replace(trace, metadata=trace.metadata | named))
+    (cause,) = without_cores(waits_s)
     assert (cause.kind == "busy-cores") == found
     if found:
         assert cause.where == Place(host="node-1")
         assert cause.saved_s == pytest.approx(1.5)
-        assert cause.effect == "training threads wait 1.50 s of each step for a processor"
 
 
 def test_busy_cores_of_several_hosts_are_one_cause():
     """One rank each on two hosts, 1.5 s and 1.2 s without a core: the step takes 1.2 s less with one."""
-    named = {"hosts": {"0": "node-1", "1": "node-2"}, "run_queue_s": {"0": 1.5, "1": 1.2}}
-    trace = job("host-delay")
-    (cause,) = found_in(replace(trace, metadata=trace.metadata | named))
+    (cause,) = without_cores((1.5, 1.2), hosts=("node-1", "node-2"))
     assert (cause.kind, cause.where) == ("busy-cores", Place())
     assert cause.saved_s == pytest.approx(1.2)
-    assert cause.effect == "training threads on 2 hosts wait 1.35 s of each step for a processor, one of them 1.50 s"
 
 
 def with_slow_optimizer(waits_s: tuple[float, float]) -> dict[str, Finding]:
     """What is found where rank 1's optimizer takes 0.6 s, rank 0's 0.25 s, and the ranks had no core for so long."""
-    known = {"hosts": {"0": "node-1", "1": "node-1"}, "run_queue_s": {"0": waits_s[0], "1": waits_s[1]}}
     trace = job(None)
     longer = (pl.col("kind").cast(pl.String) == "optimizer") & (pl.col("dp_rank") == 1)
     ops = trace.ops.with_columns(duration=pl.when(longer).then(0.6).otherwise("duration"))
-    return {cause.kind: cause for cause in found_in(replace(trace, ops=ops, metadata=trace.metadata | known))}
+    return {cause.kind: cause for cause in without_cores(waits_s, trace=replace(trace, ops=ops))}
 
 
 def test_a_cause_is_less_sure_by_what_waits_for_a_core_explain_of_it():

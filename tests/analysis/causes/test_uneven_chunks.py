@@ -31,30 +31,16 @@ def report(longer: dict[tuple[str, int], float]) -> Diagnosis:
     return PipelineJob(trace(lanes(longer), chunks=CHUNKS)).analysis.diagnosis
 
 
-@pytest.mark.parametrize(
-    ("longer", "effect"),
-    [
-        ({("B", 3): 3.0}, "its backward takes 3 times as long as that of other chunks"),
-        ({("F", 0): 1.5}, "its forward takes 1.5 times as long as that of other chunks"),
-        (
-            {("B", 3): 3.0, ("F", 3): 5.0},
-            "its backward takes 3 times as long as that of other chunks, its forward 5 times",
-        ),
-    ],
-)
-def test_a_chunk_with_more_work_is_named_and_priced_by_replay(
-    longer: dict[tuple[str, int], float], effect: str
-) -> None:
+@pytest.mark.parametrize("longer", [{("B", 3): 3.0}, {("F", 0): 1.5}, {("B", 3): 3.0, ("F", 3): 5.0}])
+def test_a_chunk_with_more_work_is_named_and_priced_by_replay(longer: dict[tuple[str, int], float]) -> None:
     found = report(longer)
     (cause,) = (one for one in found.causes if one.kind == "stage-imbalance")
     chunk, stage = divmod(next(iter(longer))[1], P)
-    assert (cause.where.pp_ranks, cause.where.chunks, cause.effect) == ((stage,), (chunk,), effect)
-    assert str(cause.where) == f"model chunk {chunk} of stage {stage}"
+    assert (cause.where.pp_ranks, cause.where.chunks) == ((stage,), (chunk,))
     even, uneven = (mean(one.window for one in lanes(of).values()) for of in ({}, longer))
     assert cause.saved_s == pytest.approx(uneven - even)
     (fix,) = (one for one in found.fixes if one.kind == "even-chunks")
     assert fix.saved_s == pytest.approx(uneven - even)
-    assert fix.title.startswith(f"Make model chunk {chunk} of stage {stage} as fast as other chunks")
 
 
 def test_if_both_directions_are_slower_each_has_a_price_of_its_own() -> None:

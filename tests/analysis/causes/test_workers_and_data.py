@@ -31,11 +31,6 @@ class TestBecomingSlower:
         error_s = found.saved_s - costs(slow, cause)
         assert abs(error_s) < LARGEST_PRICE_ERROR * mean_step_s(slow)
 
-    def test_the_effect_says_how_much_it_grows(self) -> None:
-        """To 1.5 in twelve steps: 1.08 in the second one. The first is less than a tenth of the rise."""
-        (found,) = named(job(SlowWorkers(frozenset({(2, 1)}), 1.5, rise=Rise.LINEAR), shape=RISING))
-        assert "slower than its peers, growing step by step from 8% to 50%" in found.effect
-
     def test_it_is_named_since_the_step_in_which_it_begins(self) -> None:
         begin = When(since=6)
         (found,) = named(job(SlowWorkers(frozenset({(1, 0)}), 1.6, begin, rise=Rise.LINEAR), shape=RISING))

@@ -69,7 +69,6 @@ def test_the_slow_rank_is_named_at_the_pace_of_its_peers_however_the_trace_is_wr
     (found,) = report.findings
     assert (found.kind, found.where.ranks, found.when) == ("bad-worker", (rank,), "in every step")
     assert found.saved_s == pytest.approx(1.0)
-    assert report.answer.headline.startswith(f"rank {rank} costs 20% of each step: its ops take 1.50 times as long")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_a_job_that_is_not_trusted_promises_no_saving() -> None:
 
 def test_a_rank_alone_is_nobodys_straggler() -> None:
     report = report_of(of_one_slow_rank().filter(rank=2).with_columns(rendezvous=None))
-    assert (report.verdict.culprit, report.answer.headline) == (None, "nothing costs 5% of each step")
+    assert (report.verdict.culprit, report.verdict.kind) == (None, LossKind.BALANCED)
 
 
 @examples(60)
