@@ -151,25 +151,25 @@ class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
         return np.array(held) * self.stages / self.virtual_stages
 
     @cached_property
+    def edges(self) -> tuple[Ints, Ints]:
+        """Rows that run before others, and these others: computes of a stage in order, transfers between their sender
+        and their receiver. Rows are the computes, then the transfers.
+        """
+        follows, transfer = np.flatnonzero(np.diff(self.stage) == 0), len(self.kind) + np.arange(len(self.received))
+        before = np.concatenate([follows, self.needs[self.received], transfer])
+        return before, np.concatenate([follows + 1, transfer, self.received])
+
+    @cached_property
     def graph(self) -> CompiledGraph:
         """The computes, then the transfers, ready to be replayed. Raises GraphError if the order cannot run."""
-        computes, transfers = len(self.kind), len(self.received)
-        row, transfer = np.arange(computes), computes + np.arange(transfers)
-        follows = np.flatnonzero(np.diff(self.stage) == 0)
+        transfer = len(self.kind) + np.arange(len(self.received))
         # A link carries one transfer after the other, in the order of its sender's computes.
         kind, sender = self.kind[self.received], self.needs[self.received]
         queue = np.lexsort((sender, self.stage[sender], kind))
         behind = np.flatnonzero((np.diff(kind[queue]) == 0) & (np.diff(self.stage[sender[queue]]) == 0))
-        rows = computes + transfers
-        wiring = Wiring(
-            before=np.concatenate([row[follows], sender, transfer, transfer[queue[behind]]]),
-            after=np.concatenate([row[follows + 1], transfer, self.received, transfer[queue[behind + 1]]]),
-            group=np.arange(rows),
-            rendezvous_key=np.full(rows, -1, np.int64),
-            synchronises=np.zeros(rows, np.bool_),
-            describe=lambda row: f"compute {row} of the pipeline",
-        )
-        return compile_graphs([wiring], NO_RENDEZVOUS)[0]
+        before, after = self.edges
+        before = np.concatenate([before, transfer[queue[behind]]])
+        return compiled(before, np.concatenate([after, transfer[queue[behind + 1]]]), len(self.kind) + len(transfer))
 
     def windows(self, durations: Floats, transfers: Floats | None = None, delays: Floats | None = None) -> Floats:
         """From the first start to the last end of any compute, seconds, [lanes].
@@ -204,6 +204,19 @@ class ComputeOrder(Struct, frozen=True, eq=False, dict=True):
             delay_row=delay_row,
             changed=changed,
         )
+
+
+def compiled(before: Ints, after: Ints, rows: int) -> CompiledGraph:
+    """So many computes and transfers with these edges, ready to be replayed. Raises GraphError if they cannot run."""
+    wiring = Wiring(
+        before=before,
+        after=after,
+        group=np.arange(rows),
+        rendezvous_key=np.full(rows, -1, np.int64),
+        synchronises=np.zeros(rows, np.bool_),
+        describe=lambda row: f"compute {row} of the pipeline",
+    )
+    return compile_graphs([wiring], NO_RENDEZVOUS)[0]
 
 
 class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
-from itertools import product
 from math import comb
 from time import monotonic
 
@@ -12,14 +12,16 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
+from tracekit.analysis.bubbles.schedules import AskedSchedule, compiled
+from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.graph.dependency_graph import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
-from tracekit.analysis.plans.stages import Stages, TimeIsUp
+from tracekit.analysis.plans.stages import Stages, TimeIsUp, check_time, kinds_of
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.replay.kernel import Costs, replay_lanes
-from tracekit.trace.compute_order import Schedule, compute_order
-from tracekit.trace.model import Layout, OpKind
+from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
+from tracekit.trace.compute_order import Schedule
+from tracekit.trace.model import OpKind
 
 #: First stages that are extended together, and those that a search keeps at most: with more, it is not complete.
 _TOGETHER, MOST_PARTS = 1 << 13, 1 << 17
@@ -37,8 +39,6 @@ MOST_PLANS = 10
 SMALLEST_EXTRA = 0.02
 #: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
 _PARTS = 1 << 12
-#: Plans of one pass over the schedule: their times fit into the cache.
-_AT_ONCE = 4096
 
 
 class FirstStages(Struct, frozen=True, eq=False):
@@ -56,9 +56,13 @@ class FirstStages(Struct, frozen=True, eq=False):
         """Layers of each stage, [parts, stages so far]."""
         return np.diff(self.ends, axis=1, prepend=0)
 
-    def only(self, chosen: Ints) -> FirstStages:
+    def only(self, chosen: Ints | slice) -> FirstStages:
         """Some of the parts."""
         return FirstStages(*(each[chosen] for each in astuple(self)))
+
+
+def _joined(pieces: Sequence[FirstStages]) -> FirstStages:
+    return FirstStages(*map(np.concatenate, zip(*map(astuple, pieces), strict=True)))
 
 
 class Bounds(Struct, frozen=True, eq=False, dict=True):
@@ -111,8 +115,7 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         passed, stayed = np.full((2, count + 1, size), np.inf)
         passed[count, -1] = stayed[count, -1] = -np.inf
         for stage in range(count - 1, -1, -1):
-            if monotonic() >= cells.until:
-                raise TimeIsUp
+            check_time(cells.until)
             start = np.where(cells.possible[stage], self.last_backward_s[stage], np.inf)
             down = cells.backwards_until[:, None] + stage * cells.transfer_s
             passed[stage] = np.maximum(start + cells.backward_s[stage] + down, passed[stage + 1]).min(axis=1)
@@ -129,23 +132,16 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
     def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> tuple[FirstStages, float]:
-        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds;
-        none if it lasts until that `time.monotonic`. And the least bound of those left out, seconds.
+        """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds.
+        And the least bound of those left out, seconds. Raises TimeIsUp from `until` on, as `time.monotonic`.
         """
         parts, dropped_s = self._nothing, np.inf
         for stage in range(self.cells.model.stages):
-            pieces: list[FirstStages] = []
-            for begin in range(0, len(parts.bound_s), _TOGETHER):
-                if monotonic() >= until:
-                    dropped_s = min(dropped_s, float(parts.bound_s.min()))
-                    pieces.clear()
-                    break
-                these = np.arange(begin, min(begin + _TOGETHER, len(parts.bound_s)))
-                pieces.append(self._extended(parts.only(these), stage, limit_s))
-            if not pieces:
-                none = np.empty(0)
-                return FirstStages(np.zeros((0, self.cells.model.stages), np.int64), none, none, none), dropped_s
-            parts = FirstStages(*map(np.concatenate, zip(*map(astuple, pieces), strict=True)))
+            pieces = []
+            for begin in range(0, max(len(parts.bound_s), 1), _TOGETHER):
+                check_time(until)
+                pieces.append(self._extended(parts.only(slice(begin, begin + _TOGETHER)), stage, limit_s))
+            parts = _joined(pieces)
             if len(parts.bound_s) > most_parts:
                 best = np.argpartition(parts.bound_s, most_parts)
                 dropped_s = min(dropped_s, float(parts.bound_s[best[most_parts:]].min()))
@@ -190,10 +186,10 @@ class SearchResult(Struct, frozen=True):
 
 
 class _Best:
-    """The best plans so far, until that time."""
+    """The best plans so far, of some kinds."""
 
-    def __init__(self, until: float) -> None:
-        self._until = until
+    def __init__(self, kinds: Sequence[Bounds]) -> None:
+        self._kinds = kinds
         self.entries: list[tuple[float, int, tuple[int, ...]]] = []
         self.replayed = 0
 
@@ -202,24 +198,10 @@ class _Best:
         """The shortest step so far, seconds."""
         return self.entries[0][0] if self.entries else np.inf
 
-    def replay(self, kinds: list[Bounds], of_kind: Ints, splits: Ints, bound_s: Floats) -> float:
-        """Replay splits in the order of their bounds, while these are below the best step time. Returns the least bound
-        of those left when time is up.
-        """
-        order, size = np.argsort(bound_s, kind="stable"), _FIRST_REPLAYED
-        while len(order) and bound_s[order[0]] < self.step_s * (1 - ROUNDING):
-            if monotonic() >= self._until:
-                return float(bound_s[order[0]])
-            batch, order = order[:size], order[size:]
-            batch, size = batch[bound_s[batch] < self.step_s], size * 2
-            for kind in np.unique(of_kind[batch]).tolist():
-                self.take(kinds[kind], kind, splits[batch[of_kind[batch] == kind]])
-        return np.inf
-
-    def take(self, bounds: Bounds, kind: int, splits: Ints) -> None:
+    def take(self, kind: int, splits: Ints) -> None:
         """Replay splits of one kind."""
         self.replayed += len(splits)
-        times = step_times(bounds.cells, splits)
+        times = step_times(self._kinds[kind].cells, splits)
         best = np.argsort(times, kind="stable")[:MOST_PLANS]
         new = {(float(times[at]), kind, tuple(splits[at].tolist())) for at in best}
         self.entries = sorted(new.union(self.entries))[:MOST_PLANS]
@@ -229,7 +211,7 @@ def space_size(model: PlanModel) -> int:
     """The number of plans: split x schedule x microbatches x recomputation, whatever their memory."""
     splits = comb(len(model.layers) - 1, model.stages - 1) if model.space.split == "free" else 1
     again = 1 << model.stages if model.space.recompute == "stages" else 1
-    return splits * again * len(model.schedules) * len(model.microbatches)
+    return splits * again * len(model.kinds)
 
 
 def _kinds_of(model: PlanModel, memory_gb: float | None, until: float) -> tuple[list[Bounds], float]:
@@ -237,13 +219,12 @@ def _kinds_of(model: PlanModel, memory_gb: float | None, until: float) -> tuple[
     what no plan of those that time did not suffice for can undercut, seconds.
     """
     kinds, unseen_s = [], np.inf
-    for schedule, microbatches in product(model.schedules, model.microbatches):
-        kind = Bounds(Stages(model, schedule, microbatches, memory_gb, until))
+    for cells in kinds_of(model, memory_gb, until):
         try:
-            if np.isfinite(kind.least_s):
+            if np.isfinite((kind := Bounds(cells)).least_s):
                 kinds.append(kind)
         except TimeIsUp:
-            unseen_s = min(unseen_s, kind.cells.mean_work_s)
+            unseen_s = min(unseen_s, cells.mean_work_s)
     return sorted(kinds, key=lambda kind: kind.least_s), unseen_s
 
 
@@ -258,34 +239,37 @@ def search(
     Schedules and numbers of microbatches are searched side by side. Only splits whose bound is within a limit are made,
     and the limit rises until the best replayed plan is within it.
     """
-    begun, best, optimizer_s = monotonic(), _Best(until), model.optimizer_s
+    begun, optimizer_s = monotonic(), model.optimizer_s
     kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)
     if not kinds:
         return SearchResult([], unseen_s + optimizer_s if unseen_s < np.inf else None, 0)
-    promising: list[tuple[int, Ints]] = []
-    for number, kind in enumerate(kinds):
-        leaves, _ = kind.leaves(np.finfo(float).max, _PROMISING, until)
-        promising.append((number, leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]]))
-        best.take(kind, *promising[-1])
-    least_s, dropped_s = kinds[0].least_s + optimizer_s, unseen_s + optimizer_s
-    proven_s, limit_s, rise = least_s, least_s * (1 + ROUNDING), FIRST_RISE
-    replayed_s = -np.inf  # splits with a lower bound have been replayed
-    while limit_s > replayed_s and proven_s < min(best.step_s * (1 - ROUNDING), dropped_s) and monotonic() < until:
-        leaves_of = [
-            kind.leaves(limit_s - optimizer_s, most_parts, until)
-            for kind in kinds
-            if kind.least_s + optimizer_s <= limit_s
-        ]
-        of_kind = np.repeat(np.arange(len(leaves_of)), [len(leaves.bound_s) for leaves, _ in leaves_of])
-        splits = np.concatenate([leaves.splits for leaves, _ in leaves_of])
-        bound_s = np.concatenate([leaves.bound_s for leaves, _ in leaves_of]) + optimizer_s
-        new = bound_s > replayed_s
-        for number, these in promising:
-            new &= (of_kind != number) | ~(splits[:, None] == these).all(axis=2).any(axis=1)
-        left_s = best.replay(kinds, of_kind[new], splits[new], bound_s[new])
-        dropped_s = min(dropped_s, left_s, *(max(each_s + optimizer_s, proven_s) for _, each_s in leaves_of))
-        proven_s = replayed_s = limit_s
-        limit_s, rise = min(best.step_s, limit_s + rise * least_s), 2 * rise
+    best, promising, dropped_s, least_s = _Best(kinds), [], unseen_s + optimizer_s, kinds[0].least_s + optimizer_s
+    # Splits with a bound of at most `replayed_s` have been replayed, those within the limit are next.
+    proven_s, replayed_s, limit_s, rise = least_s, -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
+    with suppress(TimeIsUp):
+        for number, kind in enumerate(kinds):
+            leaves, _ = kind.leaves(np.finfo(float).max, _PROMISING, until)
+            promising.append(leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]])
+            best.take(number, promising[-1])
+        while limit_s > replayed_s and proven_s < min(best.step_s * (1 - ROUNDING), dropped_s):
+            near = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
+            pieces, left_s = zip(*(kind.leaves(limit_s - optimizer_s, most_parts, until) for kind in near), strict=True)
+            dropped_s = min(dropped_s, max(min(left_s) + optimizer_s, proven_s))
+            leaves, of_kind = _joined(pieces), np.repeat(np.arange(len(pieces)), [len(each.bound_s) for each in pieces])
+            bound_s = leaves.bound_s + optimizer_s
+            new = bound_s > replayed_s
+            for number, these in enumerate(promising):
+                new &= (of_kind != number) | ~(leaves.splits[:, None] == these).all(axis=2).any(axis=1)
+            order, size = np.argsort(np.where(new, bound_s, np.inf), kind="stable")[: new.sum()], _FIRST_REPLAYED
+            while len(order) and bound_s[order[0]] < best.step_s * (1 - ROUNDING):
+                proven_s = max(proven_s, float(bound_s[order[0]]))
+                check_time(until)
+                batch, order, size = order[:size], order[size:], 2 * size
+                batch = batch[bound_s[batch] < best.step_s]
+                for number in np.unique(of_kind[batch]).tolist():
+                    best.take(number, leaves.splits[batch[of_kind[batch] == number]])
+            proven_s = replayed_s = limit_s
+            limit_s, rise = min(best.step_s, limit_s + rise * least_s), 2 * rise
     if proven_s >= best.step_s * (1 - ROUNDING):
         proven_s = best.step_s
     plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
@@ -293,23 +277,14 @@ def search(
 
 
 def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPlan:
-    ends = np.cumsum(split)
-    places = [(stage, int(end) - count, int(end)) for stage, (count, end) in enumerate(zip(split, ends, strict=True))]
+    """The plan of these cells with that split."""
+    ends = np.cumsum(split).tolist()
+    places = [(stage, end - count, end) for stage, (count, end) in enumerate(zip(split, ends, strict=True))]
     recompute = tuple(bool(cells.recompute[place]) for place in places)
     buckets = tuple(cells.best_buckets(*place, again) for place, again in zip(places, recompute, strict=True))
-    if cells.model.space.buckets == "fixed":
-        buckets = cells.model.now.buckets
+    held_gb = [float(cells.memory[int(again), *place]) for place, again in zip(places, recompute, strict=True)]
     plan = TrainingPlan(split, cells.schedule, cells.microbatches, recompute, buckets)
-    return TimedPlan(plan, step_time_s, memory_of(cells, plan))
-
-
-def memory_of(cells: Stages, plan: TrainingPlan) -> float | None:
-    """The memory of the fullest stage of a plan, GB; None if unknown."""
-    if not cells.model.knows_memory:
-        return None
-    stage, ends = np.arange(len(plan.split)), np.cumsum(plan.split)
-    again = np.array(plan.recompute).astype(np.int64)
-    return float(cells.memory[again, stage, ends - np.array(plan.split), ends].max())
+    return TimedPlan(plan, step_time_s, max(held_gb) if cells.model.knows_memory else None)
 
 
 def cells_of(model: PlanModel, plan: TrainingPlan) -> Stages:
@@ -321,7 +296,7 @@ def cells_of(model: PlanModel, plan: TrainingPlan) -> Stages:
 def timed(model: PlanModel, plan: TrainingPlan) -> TimedPlan:
     """Any plan of a job, whatever its space and memory."""
     cells = cells_of(model, plan)
-    return TimedPlan(plan, float(step_times(cells, np.array([plan.split]))[0]), memory_of(cells, plan))
+    return _timed(cells, plan.split, float(step_times(cells, np.array([plan.split]))[0]))
 
 
 class StageModel(Struct, frozen=True, eq=False):
@@ -340,38 +315,21 @@ class StageModel(Struct, frozen=True, eq=False):
 
     def chunk_s(self, layers: tuple[int, ...]) -> Floats:
         """Cost of each chunk with the split `layers`, seconds, [kinds, stages, chunks]."""
-        share = np.array(layers) / self.chunks
-        cost = np.repeat((self.layer_s[:, None] * share)[:, :, None], self.chunks, axis=2)
-        cost[:, 0, 0] += self.extra_s[:, 0]
-        if len(layers) > 1:
-            cost[:, -1, -1] += self.extra_s[:, -1]
-        return cost
+        of_stages = self.layer_s[:, None] * (np.array(layers) / self.chunks)
+        chunks = self._with_ends(np.repeat(of_stages, self.chunks, axis=1))
+        return chunks.reshape(*of_stages.shape, self.chunks)
 
     @property
     def of_layers_s(self) -> Floats:
         """Seconds of each layer of the model, with embedding and loss on the first and the last, [kinds, layers]."""
-        seconds: Floats = np.repeat(self.layer_s[:, None], sum(self.layers), axis=1)
+        return self._with_ends(np.repeat(self.layer_s[:, None], sum(self.layers), axis=1))
+
+    def _with_ends(self, seconds: Floats) -> Floats:
+        """The same with embedding and loss on the first and the last part, [kinds, parts]."""
         seconds[:, 0] += self.extra_s[:, 0]
         if len(self.layers) > 1:
             seconds[:, -1] += self.extra_s[:, -1]
         return seconds
-
-    def plan_model(self, microbatches: int, schedule: Schedule) -> PlanModel:
-        """A search for the best split, all else as it is. A sample is a microbatch."""
-        stages, takes_s = len(self.layers), self.of_layers_s[[0, -1]]
-        whole = tuple((count,) for count in self.layers)
-        return PlanModel(
-            layers=layers_of(takes_s, np.zeros(2), np.zeros(takes_s.shape[1])),
-            stages=stages,
-            replicas=1,
-            samples=microbatches,
-            transfer_s=(0.0, 0.0),
-            reduce=Reduction(0.0, 0.0),
-            optimizer_s=0.0,
-            slowness=tuple(self.slowness.tolist()),
-            now=TrainingPlan(self.layers, schedule, microbatches, (False,) * stages, whole),
-            space=Space(split="free", buckets="one"),
-        )
 
     def factor(self, layers: tuple[int, ...]) -> Floats:
         """Cost with the split `layers` over current cost, [kinds, stages, chunks]."""
@@ -435,62 +393,51 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
     Of the best splits of a plain pipeline, the one with the shortest replayed step: the job itself may be interleaved,
     and exchanges more than activations.
     """
-    plain = model.plan_model(lane.microbatches, Schedule.ONE_F_ONE_B)
+    stages, takes_s = len(model.layers), model.of_layers_s[[0, -1]]
+    plan = TrainingPlan(model.layers, Schedule.ONE_F_ONE_B, lane.microbatches, (False,) * stages,
+                        tuple((count,) for count in model.layers))  # fmt: skip
+    plain = PlanModel(
+        layers=layers_of(takes_s, np.zeros(2), np.zeros(takes_s.shape[1])),
+        stages=stages,
+        replicas=1,
+        samples=lane.microbatches,
+        transfer_s=(0.0, 0.0),
+        reduce=Reduction(0.0, 0.0),
+        optimizer_s=0.0,
+        slowness=tuple(model.slowness.tolist()),
+        now=plan,
+        space=Space(split="free", buckets="one"),
+    )
     candidates = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
     splits = [model.layers, *(each.plan.split for each in candidates)]
     return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))
 
 
-def step_times(stages: Stages, splits: Ints) -> Floats:
-    """Step times of the plans with these splits, seconds, [plans]; `splits`: layers of each stage, [plans, stages]."""
-    ends = np.cumsum(splits, axis=1)
-    tail_s = stages.tail_s[np.arange(splits.shape[1]), ends - splits, ends].T
-    return np.asarray((last_backwards(stages, splits) + tail_s).max(axis=0) + stages.model.optimizer_s)
-
-
-def last_backwards(stages: Stages, splits: Ints) -> Floats:
-    """When the last backward of each stage of these plans starts, seconds, [stages, plans].
-
-    Microbatches of a stage take equally long, so an array of plans passes through every compute once.
+def step_times(stages: Stages, splits: Ints, tail_s: Floats | None = None) -> Floats:
+    """Step times of the plans with these splits, seconds, [plans]; `splits`: layers of each stage, [plans, stages].
+    `tail_s`: of the stages of each plan, in place of those of the cells, [stages, plans].
     """
     ends, stage = np.cumsum(splits, axis=1), np.arange(splits.shape[1])
-    forward_s, backward_s = (takes[stage, ends - splits, ends].T for takes in (stages.forward_s, stages.backward_s))
-    start_s: Floats = np.empty(forward_s.shape)
-    for begin in range(0, len(splits), _AT_ONCE):
-        chunk = slice(begin, begin + _AT_ONCE)
-        start_s[:, chunk] = _last_backwards(stages, forward_s[:, chunk], backward_s[:, chunk])
-    return start_s
-
-
-def _last_backwards(stages: Stages, forward_s: Floats, backward_s: Floats) -> Floats:
-    """`last_backwards`, by what a forward and a backward of each stage take, seconds, [stages, plans]."""
-    count, transfer_s = len(forward_s), stages.transfer_s
-    free, start = np.zeros_like(forward_s), np.zeros_like(forward_s)
-    arrives: dict[tuple[int, bool, int], Floats] = {}
-    for stage, is_forward, microbatch in _computes(stages.schedule, count, stages.microbatches):
-        begin, end = start[stage], free[stage]
-        needed = arrives.pop((stage, is_forward, microbatch), None)
-        np.copyto(begin, end) if needed is None else np.maximum(end, needed, out=begin)
-        np.add(begin, (forward_s if is_forward else backward_s)[stage], out=end)
-        follower = stage + 1 if is_forward else stage - 1
-        if 0 <= follower < count:
-            arrives[follower, is_forward, microbatch] = end + transfer_s
-    return start
+    takes = [cells[stage, ends - splits, ends].T for cells in (stages.forward_s, stages.backward_s)]
+    takes.append(stages.tail_s[stage, ends - splits, ends].T if tail_s is None else tail_s)
+    graph, cost_row = _replayed(stages.schedule, len(stage), stages.microbatches)
+    transfers_s, no_delay = np.where(cost_row < 0, stages.transfer_s, 0.0), np.full(len(cost_row), -1)
+    costs = Costs(np.concatenate(takes), cost_row, transfers_s, NO_MATRIX, no_delay)
+    return replay_lanes(graph, np.arange(len(splits) + 1), costs) + stages.model.optimizer_s
 
 
 @lru_cache(64)
-def _computes(schedule: Schedule, stages: int, microbatches: int) -> tuple[tuple[int, bool, int], ...]:
-    """The computes (stage, forward or backward, microbatch) of a schedule, each after what it needs."""
-    layout = Layout(dp=1, pp=stages, tp=1)
-    waiting = [deque(compute_order(schedule, layout, microbatches, stage)) for stage in range(stages)]
-    done: dict[tuple[int, bool, int], None] = {}
-    while any(waiting):
-        for stage, computes in enumerate(waiting):
-            while computes:
-                forward, microbatch = computes[0].forward, computes[0].microbatch
-                before = stage - 1 if forward else stage + 1
-                if 0 <= before < stages and (before, forward, microbatch) not in done:
-                    break
-                computes.popleft()
-                done[stage, forward, microbatch] = None
-    return tuple(done)
+def _replayed(schedule: Schedule, stages: int, microbatches: int) -> tuple[CompiledGraph, Ints]:
+    """The computes of a schedule, its transfers, and the last backward of each stage once more with its reductions,
+    which nothing waits for; and the forward, backward or tail [3 x stages] that each row takes, -1: a transfer.
+    """
+    order = AskedSchedule.parse(schedule).order(stages, microbatches)
+    (before, after), last = order.edges, np.flatnonzero(np.diff(order.stage, append=stages))
+    tails = len(order.kind) + len(order.received) + np.arange(stages)
+    into_last = np.flatnonzero(np.isin(after, last))
+    before = np.concatenate([before, before[into_last]])
+    after = np.concatenate([after, tails[order.stage[after[into_last]]]])
+    cost_row = np.full(len(order.kind) + len(order.received) + stages, -1)
+    cost_row[: len(order.kind)] = order.kind * stages + order.stage
+    cost_row[tails] = 2 * stages + np.arange(stages)
+    return compiled(before, after, len(cost_row)), cost_row

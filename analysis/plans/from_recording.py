@@ -102,12 +102,10 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         split = (1,) * job.stages
         notes.append(NO_LAYERS)
     fixed_s = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * job.stages / sum(split)
-    reduced = _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (NO_SIZES,))
-    if len(job.dp_ranks) == 1:
-        reduced = replace(reduced, notes=(ONE_RANK,))
-    elif gradients is not None and len(sizes_mb) == sum(split):
-        reduced = _reduced(job, gradients, sizes_mb, split) or replace(reduced, notes=(ONE_SIZE,))
-    fitted = reduced.error is not None
+    fitted, why = None, ONE_RANK if len(job.dp_ranks) == 1 else NO_SIZES
+    if len(job.dp_ranks) > 1 and gradients is not None and len(sizes_mb) == sum(split):
+        fitted, why = _reduced(job, gradients, sizes_mb, split), ONE_SIZE
+    reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (why,))
     if by_gradients and reduced.backward_s is not None:
         takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
     buckets: Literal["free", "size", "one"] = "one"
@@ -157,13 +155,11 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
             f"{job.trace.name}: plans cannot be compared: by its computes, transfers and reductions, a step takes"
             f" {beyond:.1%} longer than recorded: they overlap or vary; write a model file instead (docs/plans.md)"
         )
-    # The line is off by its error of each reduction, the step only by that of all reductions.
-    fit_error = (reduced.error or 0.0) * reduced.takes_s / recorded_s
-    error = max(job.replay_error, fit_error + reduced.unsure_s / recorded_s, beyond)
+    error = max(job.replay_error, reduced.unsure_s / recorded_s, beyond)
     if reduced.backward_s is not None:  # the cost of buckets is no better known than the steps that show it
         steps_s = job.replay.recorded_step_times()
         error = max(error, STANDARD_ERRORS * float(steps_s.std() / steps_s.mean()) / len(steps_s) ** 0.5)
-    if model.stages > 1 and model.replicas > 1 and (contention := _contention(job)) > 0:
+    if model.stages > 1 and model.replicas > 1 and (contention := _contention(job) or 0.0) > 0:
         notes = (*notes, f"a backward takes {contention:.1%} longer while gradients are reduced")
         backward_s = float(model.of_layers("backward_s", 1.0).sum()) / model.stages
         error = max(error, contention * backward_s / recorded_s)
@@ -202,25 +198,27 @@ def _gradients(job: PipelineSubject) -> Gradients | None:
 
 
 class _Reduced(Struct, frozen=True):
-    """What reductions take, all of them together `takes_s`, the buckets in use, and the relative error of the fit, None
-    without one; see `FittedReduction`. `backward_s`: seconds of the backward of each layer alone. `least_rate`: the
-    least `compute_rate` that the recording may show.
+    """What reductions take, and the buckets in use. `unsure_s`: how far a step may be off because of the fit.
+    `backward_s`: seconds of the backward of each layer alone. `least_rate`: the least `compute_rate` that the recording
+    may show.
     """
 
     cost: Reduction
     buckets: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
-    error: float | None = None
-    takes_s: float = 0.0
     unsure_s: float = 0.0
     backward_s: Floats | None = None
     least_rate: float = 1.0
 
 
 def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split: tuple[int, ...]) -> _Reduced | None:
-    recorded, delay_s, rate, backward_s = Buckets.of(gradients.reductions), None, None, None
+    """What the reductions take; None if their sizes are too close to tell."""
+    assert job.profile is not None, "the job computes"
+    recorded, contention = Buckets.of(gradients.reductions), _contention(job)
+    delay_s, rate, backward_s = None, None, None
     if job.stages == 1 and len(recorded.size_mb):
-        delay_s = _delay_s(job, gradients)
+        # Earlier backwards of the step show the delay. Without any, the processor time of the training thread does.
+        delay_s = gradients.delay_s if contention is None else contention * float(job.profile.base_s[BACKWARD].sum())
         rate = recorded.compute_rate(delay_s or 0.0)
     fitted = recorded.fitted(rate)
     if fitted is None:
@@ -236,38 +234,23 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
         )
         notes.append(both if delay_s is not None else NO_DELAY)
     buckets = _buckets(sizes_mb, split, gradients.bucket_cap_mb, gradients.first_bucket_mb)
-    takes_s = float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
+    # The line is off by its error of each reduction, the step only by that of all reductions.
+    off_s = fitted.error * float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
     least_rate = 1 - cost.reduce_rate  # what the reduction gets, the backward loses
     if delay_s is not None:
         seen_rate = recorded.compute_rate(delay_s + STANDARD_ERRORS * gradients.delay_error_s)
         # Other backwards of a step show all of the delay; processor time shows waits for cores, not for shared memory.
-        least_rate = seen_rate if _microbatches(job) > 1 else min(least_rate, seen_rate)
-    return _Reduced(
-        cost, buckets, tuple(notes), fitted.error, takes_s, fitted.unsure_s, backward_s, max(least_rate, LEAST_RATE)
-    )
+        least_rate = seen_rate if contention is not None else min(least_rate, seen_rate)
+    return _Reduced(cost, buckets, tuple(notes), off_s + fitted.unsure_s, backward_s, max(least_rate, LEAST_RATE))
 
 
-def _microbatches(job: PipelineSubject) -> int:
-    assert job.profile is not None, "the job computes"
-    return len(job.profile.position[BACKWARD])
-
-
-def _delay_s(job: PipelineSubject, gradients: Gradients) -> float | None:
-    """How much reductions delay the last backward of a step, seconds; None if unknown.
-
-    Earlier backwards of the step show it. Without any, the processor time of the training thread does.
+def _contention(job: PipelineSubject) -> float | None:
+    """How much longer the last backward of a step takes, in which gradients are reduced, than the others, relative;
+    None without others.
     """
     assert job.profile is not None, "the job computes"
-    if _microbatches(job) > 1:
-        return _contention(job) * float(job.profile.base_s[BACKWARD].sum())
-    return gradients.delay_s
-
-
-def _contention(job: PipelineSubject) -> float:
-    """How much longer the last backward of a step takes, in which gradients are reduced, than the others, relative."""
-    assert job.profile is not None, "the job computes"
     position = job.profile.position[BACKWARD]
-    return max(float(position[-1] / np.median(position[:-1])) - 1, 0.0) if len(position) > 1 else 0.0
+    return max(float(position[-1] / np.median(position[:-1])) - 1, 0.0) if len(position) > 1 else None
 
 
 class FittedReduction(Struct, frozen=True):

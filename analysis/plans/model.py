@@ -6,6 +6,7 @@ import csv
 import math
 import stat
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -178,16 +179,10 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
         return None
 
     @property
-    def schedules(self) -> list[Schedule]:
-        """The schedules of the space."""
-        asked = [self.now.schedule] if self.space.schedule == "fixed" else self.space.schedule
-        return list(dict.fromkeys(asked))
-
-    @property
-    def microbatches(self) -> list[int]:
-        """The numbers of microbatches of the space."""
-        asked = [self.now.microbatches] if self.space.microbatches == "fixed" else self.space.microbatches
-        return list(dict.fromkeys(asked))
+    def kinds(self) -> list[tuple[Schedule, int]]:
+        """The schedules of the space, each with every number of microbatches."""
+        asked = ((getattr(self.space, name), getattr(self.now, name)) for name in ("schedule", "microbatches"))
+        return list(product(*([now] if values == "fixed" else dict.fromkeys(values) for values, now in asked)))
 
     @property
     def knows_memory(self) -> bool:

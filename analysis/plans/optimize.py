@@ -8,26 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from operator import add
 from time import monotonic
-from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import convert, to_builtins
+from msgspec.structs import asdict, replace
 
 from tracekit.analysis.plans.best_plans import (
     ROUNDING,
     SearchResult,
     TimedPlan,
     cells_of,
-    last_backwards,
     search,
     space_size,
+    step_times,
     timed,
 )
 from tracekit.analysis.plans.model import PlanModel, TrainingPlan
 from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
-from tracekit.analysis.plans.stages import Stages, buckets_of_size, sizes_of
+from tracekit.analysis.plans.stages import Stages, buckets_of_size, kinds_of, sizes_of
 from tracekit.base.errors import SelectionError
 from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum, PlanSettings, PlanTimes, Searched
 from tracekit.trace.compute_order import Schedule
@@ -66,22 +65,22 @@ def optimize(
     if not in_time and result.bound_s is not None and _fits(model, now):  # time was up before any plan
         result = replace(result, plans=[now])
     off_s = {split: beyond_s(split) for split in {model.now.split, *(each.plan.split for each in result.plans)}}
-    now_s = now.step_time_s + off_s[model.now.split]
-    error = max(error, (max(off_s.values()) - min(off_s.values())) / now_s)
-    plans = _plans(model, result, off_s, now_s, error)
+    now = replace(now, step_time_s=now.step_time_s + off_s[model.now.split])
+    error = max(error, (max(off_s.values()) - min(off_s.values())) / now.step_time_s)
+    plans = _plans(model, result, off_s, now.step_time_s, error)
     best_s = plans[0].step_time_s if plans else None
     return Optimum(
-        step_time_s=PlanTimes(now_s, best_s),
+        step_time_s=PlanTimes(now.step_time_s, best_s),
         plans=plans,
         nothing_to_gain=(
-            best_s is not None and in_time and _fits(model, now) and best_s >= now_s * (1 - error - ROUNDING)
+            best_s is not None and in_time and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING)
         ),
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else _reason(model, result),
         gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
-        front=[FrontPlan(**_columns(each)) for each in front(model, result, begun + time_limit_s)],
+        front=list(map(_front_plan, front(model, result, begun + time_limit_s))),
         limit_gb=model.memory_gb,
-        now=FrontPlan(**_columns(now, off_s[model.now.split])),
+        now=_front_plan(now),
         error=error,
         notes=[*notes, *([] if model.knows_memory else [NO_MEMORY])],
     )
@@ -91,25 +90,20 @@ def _plans(
     model: PlanModel, result: SearchResult, off_s: Mapping[tuple[int, ...], float], now_s: float, error: float
 ) -> list[OptimizedPlan]:
     """The plans of a search, best first. `off_s`: seconds that the replay of each split takes beyond the model."""
-    if result.bound_s is None or not result.plans:
-        return []
-    best_s = min(plan.step_time_s + off_s[plan.plan.split] for plan in result.plans)
-    bound_s = min(best_s, result.bound_s + min(off_s.values()))
-    plans = []
-    for plan in result.plans:
-        columns = _columns(plan, off_s[plan.plan.split])
-        step_s = columns["step_time_s"]
-        plans.append(
-            OptimizedPlan(
-                **columns,
-                saved_s=now_s - step_s,
-                bound_s=bound_s,
-                buckets=[list(buckets) for buckets in plan.plan.buckets],
-                settings=settings_of(model, plan, off_s[plan.plan.split]),
-                tied=step_s <= best_s * (1 + max(error, ROUNDING)),
-            )
+    plans = [replace(each, step_time_s=each.step_time_s + off_s[each.plan.split]) for each in result.plans]
+    best_s = min((each.step_time_s for each in plans), default=np.inf)
+    bound_s = min(best_s, (result.bound_s or 0.0) + min(off_s.values()))
+    return [
+        OptimizedPlan(
+            **asdict(_front_plan(each)),
+            saved_s=now_s - each.step_time_s,
+            bound_s=bound_s,
+            buckets=[list(buckets) for buckets in each.plan.buckets],
+            settings=settings_of(model, each, off_s[each.plan.split]),
+            tied=each.step_time_s <= best_s * (1 + max(error, ROUNDING)),
         )
-    return sorted(plans, key=lambda plan: plan.step_time_s)
+        for each in sorted(plans, key=lambda plan: plan.step_time_s)
+    ]
 
 
 def _fits(model: PlanModel, plan: TimedPlan) -> bool:
@@ -117,10 +111,9 @@ def _fits(model: PlanModel, plan: TimedPlan) -> bool:
     return limit is None or plan.memory_gb is None or plan.memory_gb <= limit * (1 + OF_MEMORY)
 
 
-def _columns(plan: TimedPlan, off_s: float = 0.0) -> dict[str, Any]:
-    of = plan.plan
-    return {"memory_gb": plan.memory_gb, "step_time_s": plan.step_time_s + off_s, "split": list(of.split),
-            "schedule": str(of.schedule), "microbatches": of.microbatches, "recompute": list(of.recompute)}  # fmt: skip
+def _front_plan(plan: TimedPlan) -> FrontPlan:
+    columns = {**to_builtins(plan.plan), "memory_gb": plan.memory_gb, "step_time_s": plan.step_time_s}
+    return convert(columns, FrontPlan)
 
 
 def _reason(model: PlanModel, result: SearchResult) -> str:
@@ -131,8 +124,7 @@ def _reason(model: PlanModel, result: SearchResult) -> str:
 
 def least_memory_gb(model: PlanModel) -> float:
     """The least memory that any plan of the space needs in its fullest stage, GB."""
-    kinds = [Stages(model, schedule, count, None) for schedule in model.schedules for count in model.microbatches]
-    return min(_least_of_kind(cells) for cells in kinds)
+    return min(map(_least_of_kind, kinds_of(model, None)))
 
 
 def _least_of_kind(cells: Stages) -> float:
@@ -180,7 +172,7 @@ def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: i
 
 
 def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:
-    """The settings of a plan. `off_s`: seconds that it takes beyond what the model says.
+    """The settings of a plan, which takes `off_s` seconds beyond what the model says.
 
     DistributedDataParallel and its kind have one size for all buckets, not a list of layers, so the size whose buckets
     are best is found and replayed.
@@ -188,7 +180,8 @@ def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings
     chosen, size_mb, step_s = plan.plan, model.bucket_cap_mb, plan.step_time_s
     changes = model.replicas > 1 and model.space.buckets in ("free", "size")
     if changes:
-        size_mb, step_s = _best_size(model, chosen)
+        size_mb, model_s = _best_size(model, chosen)
+        step_s = model_s + off_s
     again = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
     count = chosen.microbatches
     words = f"  # {count} microbatch{'es' * (count > 1)}" + (f", recompute layers {again}" if again else "")
@@ -209,7 +202,7 @@ def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings
         paste["FSDP2"] = f"for run in {of_stage}: fully_shard([layers[i] for i in run])"
     if chosen.schedule is Schedule.GPIPE and model.stages > 1:
         del paste["Megatron"]  # which has no GPipe
-    return PlanSettings(size_mb, step_s + off_s, list(chosen.split), chosen.microbatches, again,
+    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, again,
                         {name: text.rstrip() + words for name, text in paste.items() if text})  # fmt: skip
 
 
@@ -230,15 +223,11 @@ def _modules(split: Sequence[int]) -> list[list[str]]:
 
 def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:
     """The size of buckets with the shortest step, the largest of equals, MB, and that step, seconds."""
-    cells, gradients = cells_of(model, plan), model.of_layers("gradient_mb")
-    starts_s, ends = last_backwards(cells, np.array([plan.split]))[:, 0].tolist(), np.cumsum(plan.split)
-    of_stages = [part.tolist() for part in np.split(gradients, ends[:-1])]
-
-    def step_s(size_mb: float) -> float:
-        tails = (
-            cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size_mb, size_mb), plan.recompute[stage])
-            for stage, end in enumerate(ends.tolist())
-        )
-        return float(max(map(add, starts_s, tails)) + model.optimizer_s)
-
-    return min(((size, step_s(size)) for size in sizes_of(gradients.tolist())), key=lambda each: each[1])
+    cells, gradients, ends = cells_of(model, plan), model.of_layers("gradient_mb"), np.cumsum(plan.split)
+    of_stages, sizes = [part.tolist() for part in np.split(gradients, ends[:-1])], sizes_of(gradients.tolist())
+    tail_s = [
+        [cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size, size), again) for size in sizes]
+        for stage, (end, again) in enumerate(zip(ends.tolist(), plan.recompute, strict=True))
+    ]
+    times = step_times(cells, np.tile(plan.split, (len(sizes), 1)), np.array(tail_s))
+    return sizes[int(times.argmin())], float(times.min())

@@ -33,6 +33,12 @@ class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends with what i
     """A search has lasted until its limit."""
 
 
+def check_time(until: float) -> None:
+    """Raise TimeIsUp from then on, as `time.monotonic`."""
+    if monotonic() >= until:
+        raise TimeIsUp
+
+
 class Stages(Struct, frozen=True, eq=False, dict=True):
     """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none. `until`: from then on,
     as `time.monotonic`, `tail_s` raises TimeIsUp.
@@ -141,8 +147,12 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def tail_s(self) -> Floats:
         """From the start of the last backward to the end of the last bucket, [stages, layers + 1, layers + 1]."""
+        reduce = self.model.reduce
         if self.model.replicas == 1:
             return self.backward_s
+        if self.model.space.buckets == "one":
+            mb = _between(self._mb_until)
+            return np.asarray(self.backward_s + (reduce.fixed_s + (reduce.per_mb_s + reduce.copy_per_mb_s) * mb))
         if (of_stages := self._stated_buckets) is not None:
             tails, ends = np.full(self.allowed.shape, np.inf), np.cumsum([sum(buckets) for buckets in of_stages])
             for stage, (end, buckets) in enumerate(zip(ends.tolist(), of_stages, strict=True)):
@@ -160,17 +170,14 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def _stated_buckets(self) -> tuple[tuple[int, ...], ...] | None:
         """Buckets of each stage that follow from no search; None if one is needed."""
-        model, kind = self.model, self.model.space.buckets
-        if kind == "fixed":
+        model, again = self.model, bool(self.recompute[0, 0, -1])
+        if model.space.buckets == "fixed":
             return model.now.buckets
-        if kind != "size" and (model.stages > 1 or kind == "free"):
+        if model.space.buckets != "size":
             return None
-        count, recompute = len(model.layers), bool(self.recompute[0, 0, -1])
-        if kind == "one":
-            return ((count,),)
         gradients_mb = model.of_layers("gradient_mb").tolist()
         candidates = dict.fromkeys(buckets_of_size(gradients_mb, size, size) for size in sizes_of(gradients_mb))
-        return (min(candidates, key=lambda buckets: self.tail_of(0, count, buckets, recompute)),)
+        return (min(candidates, key=lambda buckets: self.tail_of(0, len(gradients_mb), buckets, again)),)
 
     def _ready_until(self, factor: float, recompute: bool) -> Floats:
         """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""
@@ -195,12 +202,8 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         after = np.full((len(ready),) * 2, np.inf)
         after[ends, ends] = 0.0
         for first in range(len(ready) - 2, -1, -1):
-            if monotonic() >= until:
-                raise TimeIsUp
-            behind = after[first + 1 :, ends]
-            if self.model.space.buckets == "one":
-                behind = np.where(np.arange(first + 1, len(ready))[:, None] == ends, behind, np.inf)
-            took = np.maximum(behind, ready[ends] - ready[first]) + self._cost(first)[:, None]
+            check_time(until)
+            took = np.maximum(after[first + 1 :, ends], ready[ends] - ready[first]) + self._cost(first)[:, None]
             after[first, ends] = np.where(first < ends, took.min(axis=0), after[first, ends])
         return after
 
@@ -225,21 +228,17 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             works.append(float(self._cost(behind)[count - 1]))
             work += works[-1]
         later = np.maximum(served_until(arrivals, works, reduce.at_once) - arrivals[-1], 0.0)
-        copies = reduce.copy_per_mb_s * self._mb_of(end, buckets)
+        copies = -reduce.copy_per_mb_s * np.diff(self._mb_until[end - np.cumsum([0, *buckets])])
         copied = later + np.cumsum(copies[::-1])[::-1]
         return float(computed + both * (1 - reduce.compute_rate) + copied.max())
 
-    def _mb_of(self, end: int, buckets: Sequence[int]) -> Floats:
-        """The size of each bucket, the first of which ends there, MB."""
-        until = self._mb_until[end - np.cumsum([0, *buckets])]
-        return np.asarray(until[:-1] - until[1:])
-
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""
-        if self.model.replicas > 1 and (of_stages := self._stated_buckets) is not None:
-            return of_stages[stage]
-        if self.model.space.buckets == "one" or self.model.replicas == 1:
+        kind = self.model.space.buckets
+        if kind == "one" or (self.model.replicas == 1 and kind != "fixed"):
             return (end - first,)
+        if (of_stages := self._stated_buckets) is not None:
+            return of_stages[stage]
         ready = self._ready_until(self._factor[stage], recompute)
         tails, buckets = self._tails(np.array([end]), ready)[:, end], []
         while first < end:
@@ -248,6 +247,11 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             buckets.append(size)
             first += size
         return tuple(reversed(buckets))
+
+
+def kinds_of(model: PlanModel, memory_gb: float | None, until: float = np.inf) -> list[Stages]:
+    """The cells of every schedule with every number of microbatches of the space."""
+    return [Stages(model, *kind, memory_gb, until) for kind in model.kinds]
 
 
 def _until(values: Floats) -> Floats:

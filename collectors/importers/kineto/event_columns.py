@@ -46,7 +46,6 @@ RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
 #: The name of events that say how much memory is allocated.
 _MEMORY = "[memory]"
-_OF_MEMORY = ("device", "allocated", "reserved")
 #: Where an object is in memory, in the name of a function; another one in every recording.
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]{4,}")
 
@@ -73,14 +72,6 @@ class ColumnBuilder:
         self._base_us: int | None = None
         self._negative = self._absurd = self._nameless = self._host_events = 0
         self._events, self._damaged = np.zeros(2, np.int64), np.zeros(2, np.int64)  # of GPUs and of hosts
-        self._described_by: dict[str, Callable[[list[TraceEvent]], dict[str, Any]]] = {
-            "gpu": self._gpu, "calls": self._calls, "operators": self._operators, "annotations": self._host,
-            "python": self._host, "syncs": self._syncs, "memory": _memory,
-        }  # fmt: skip
-        self._columns_by: dict[str, Callable[[bytes, Rows], dict[str, Any]]] = {
-            "gpu": self._gpu_rows, "calls": self._call_rows, "operators": self._operator_rows,
-            "annotations": self._host_rows, "python": self._host_rows,
-        }  # fmt: skip
 
     def add(self, batch: EventBatch) -> None:
         """Keep the relevant data of a batch."""
@@ -109,7 +100,7 @@ class ColumnBuilder:
         if not whole.all():
             rows, times = rows[:, whole], times[:, whole]
         if times.size:
-            self._keep(table, times, rows[Column.PID], self._columns_by[table](text, rows))
+            self._keep(table, times, rows[Column.PID], self._of_rows(table, text, rows))
 
     def _add_events(self, category: str, events: list[TraceEvent]) -> None:
         """Add the events of one category."""
@@ -120,9 +111,8 @@ class ColumnBuilder:
         whole_events = [event for event, is_whole in zip(events, whole.tolist(), strict=True) if is_whole]
         if not whole_events:
             return
-        columns = self._described_by[table](whole_events)
-        if table == "gpu":
-            columns["activity"] = np.full(len(whole_events), ACTIVITY_OF[CATEGORIES.index(category)])
+        columns = self._of_events(table, whole_events)
+        columns["activity"] = np.full(len(whole_events), ACTIVITY_OF[CATEGORIES.index(category)])
         pid = np.array(
             [event.pid if type(event.pid) is int and 0 <= event.pid <= _INT64 else 0 for event in whole_events]
         )
@@ -146,8 +136,10 @@ class ColumnBuilder:
 
     def _keep(self, table: str, times: npt.NDArray[np.float64], pid: Ints, columns: dict[str, Any]) -> None:
         start, duration = times
-        when = {"part": _parts(pid), "ts": start - (self._base_us or 0), "dur": np.maximum(duration, 0.0)}
-        arrays = {name: np.asarray(values, SCHEMAS[table][name]) for name, values in (when | columns).items()}
+        if table == "calls":
+            columns["role"] = self._roles(np.asarray(columns["name"]))
+        columns |= {"part": _parts(pid), "ts": start - (self._base_us or 0), "dur": np.maximum(duration, 0.0)}
+        arrays = {name: np.asarray(columns[name], kind) for name, kind in SCHEMAS[table].items()}
         if table in {"operators", "annotations"}:
             self._host_events += len(start)
         for name, values in arrays.items():
@@ -194,43 +186,29 @@ class ColumnBuilder:
                 self._absurd += lost
                 self._damaged[_of_host(name)] += lost
 
-    def _gpu_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
+    def _of_rows(self, table: str, text: bytes, rows: Rows) -> dict[str, Any]:
+        """The columns of rows of numbers, without their times."""
         device, stream = rows[Column.DEVICE], rows[Column.STREAM]
-        return {
+        columns = {
             "name": self._text_codes(text, rows, Column.NAME, _name_of),
             "activity": ACTIVITY_OF[rows[Column.CATEGORY]],
             "device": np.where(device == NO_ID, rows[Column.PID], device),
             "stream": np.where(stream == NO_ID, rows[Column.TID], stream),
             "correlation": rows[Column.CORRELATION],
-            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _shape(*_two_lists(*row))),
             "size": rows[Column.SIZE],
             "collective": np.full(rows.shape[1], NO_ID, np.int64),
         }
-
-    def _call_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
-        host = self._host_rows(text, rows)
-        codes, inverse = np.unique(host["name"], return_inverse=True)
-        names = list(self._strings)
-        roles = np.array([role_of(names[code]) for code in codes.tolist()], np.int64)
-        return host | {"correlation": rows[Column.CORRELATION], "role": roles[inverse]}
-
-    def _operator_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
-        return self._host_rows(text, rows) | {
-            "shape": self._text_codes(text, rows, Column.SHAPE, lambda *row: _inputs(*_two_lists(*row))),
-            "collective": np.full(rows.shape[1], NO_ID, np.int64),
-        }
-
-    def _host_rows(self, text: bytes, rows: Rows) -> dict[str, Any]:
-        # Threads of several processes may have the same number.
-        pids, pid = np.unique(rows[Column.PID], return_inverse=True)
-        tids, tid = np.unique(rows[Column.TID], return_inverse=True)
-        pairs, inverse = np.unique(pid * len(tids) + tid, return_inverse=True)
-        named = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
-        threads = [self._threads.setdefault(one, len(self._threads)) for one in named]
-        return {
-            "thread": np.array(threads, np.int64)[inverse],
-            "name": self._text_codes(text, rows, Column.NAME, _name_of),
-        }
+        if "thread" in SCHEMAS[table]:
+            # Threads of several processes may have the same number.
+            pids, pid = np.unique(rows[Column.PID], return_inverse=True)
+            tids, tid = np.unique(rows[Column.TID], return_inverse=True)
+            pairs, inverse = np.unique(pid * len(tids) + tid, return_inverse=True)
+            named = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+            columns["thread"] = np.array(self._numbered(named), np.int64)[inverse]
+        if table in _SHAPES:
+            shape = _SHAPES[table]
+            columns["shape"] = self._text_codes(text, rows, Column.SHAPE, lambda *row: shape(*_two_lists(*row)))
+        return columns
 
     def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
         """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
@@ -241,53 +219,41 @@ class ColumnBuilder:
                 code_of[number] = self._codes([read(text, rows[:, row].tolist())])[0]
         return np.array([code_of[number] for number in hashes.tolist()], np.int64)[inverse]
 
-    def _gpu(self, events: list[TraceEvent]) -> dict[str, Any]:
+    def _of_events(self, table: str, events: list[TraceEvent]) -> dict[str, Any]:
+        """The columns of events, without their times."""
         args = [event.args or _NO_ARGS for event in events]
-        return {
-            "name": self._codes([event.name or "" for event in events]),
-            "device": _integers([one.device for one in args], [event.pid for event in events]),
-            "stream": _integers([one.stream for one in args], [event.tid for event in events]),
-            "correlation": _integers([one.correlation for one in args]),
-            "shape": self._codes([_shape(one.grid, one.block) for one in args]),
-            "size": _integers(
-                [next((one for one in (arg.size, arg.occupancy) if type(one) is int), None) for arg in args]
-            ),
-            "collective": [self._collective(one) for one in args],
+        columns: dict[str, Any] = {
+            name: _integers([getattr(one, field) for one in args]) for name, field in _IDS.get(table, {}).items()
         }
-
-    def _calls(self, events: list[TraceEvent]) -> dict[str, Any]:
-        names = [event.name or "" for event in events]
-        roles = {name: role_of(name) for name in set(names)}
-        return self._host(events) | {
-            "correlation": _integers([(event.args or _NO_ARGS).correlation for event in events]),
-            "role": [roles[name] for name in names],
-        }
-
-    def _operators(self, events: list[TraceEvent]) -> dict[str, Any]:
-        args = [event.args or _NO_ARGS for event in events]
-        return self._host(events) | {
-            "shape": self._codes([_inputs(one.dims, one.types) for one in args]),
-            "collective": [
+        if "name" in SCHEMAS[table]:
+            columns["name"] = self._codes([event.name or "" for event in events])
+        if "thread" in SCHEMAS[table]:
+            pairs = [tuple(NO_ID if one is None else one for one in (event.pid, event.tid)) for event in events]
+            columns["thread"] = self._numbered(pairs)
+        if table == "gpu":
+            sizes = ((one.size, one.occupancy) for one in args)
+            columns["device"] = _integers([one.device for one in args], [event.pid for event in events])
+            columns["stream"] = _integers([one.stream for one in args], [event.tid for event in events])
+            columns["size"] = _integers([next((one for one in pair if type(one) is int), None) for pair in sizes])
+            columns["shape"] = self._codes([_shape(one.grid, one.block) for one in args])
+            columns["collective"] = [self._collective(one) for one in args]
+        if table == "operators":
+            columns["shape"] = self._codes([_inputs(one.dims, one.types) for one in args])
+            columns["collective"] = [
                 self._collective(one) if event.name == COLLECTIVE_OPERATOR else NO_ID
                 for event, one in zip(events, args, strict=True)
-            ],
-        }
+            ]
+        return columns
 
-    def _syncs(self, events: list[TraceEvent]) -> dict[str, Any]:
-        args = [event.args or _NO_ARGS for event in events]
-        return {
-            "stream": _integers([one.stream for one in args]),
-            "correlation": _integers([one.correlation for one in args]),
-            "waits_for_stream": _integers([one.wait_on_stream for one in args]),
-            "waits_for_record": _integers([one.wait_on_record for one in args]),
-        }
+    def _numbered(self, threads: Sequence[tuple[int | str, ...]]) -> list[int]:
+        """Return a number for each thread."""
+        return [self._threads.setdefault(thread, len(self._threads)) for thread in threads]
 
-    def _host(self, events: list[TraceEvent]) -> dict[str, Any]:
-        """Return the thread and the name of events of the host."""
-        threads = self._threads
-        pairs = [tuple(NO_ID if one is None else one for one in (event.pid, event.tid)) for event in events]
-        thread_numbers = [threads.setdefault(pair, len(threads)) for pair in pairs]
-        return {"thread": thread_numbers, "name": self._codes([event.name or "" for event in events])}
+    def _roles(self, names: Ints) -> Ints:
+        """Return the role of the calls with names of these codes."""
+        codes, inverse = np.unique(names, return_inverse=True)
+        strings = list(self._strings)
+        return np.array([role_of(strings[code]) for code in codes.tolist()], np.int64)[inverse]
 
     def _codes(self, texts: list[str]) -> list[int]:
         """Return a code for each text."""
@@ -308,14 +274,6 @@ class ColumnBuilder:
             *(None if split is None else str(split) for split in (args.split_in, args.split_out)),
         )  # fmt: skip
         return self._collectives.setdefault(key, len(self._collectives))
-
-
-def _memory(events: list[TraceEvent]) -> dict[str, Any]:
-    args = [event.args or _NO_ARGS for event in events]
-    named = ("device_id", "allocated", "reserved")
-    return {
-        column: _integers([getattr(one, name) for one in args]) for column, name in zip(_OF_MEMORY, named, strict=True)
-    }
 
 
 def _parts(pid: Ints) -> Ints:
@@ -396,6 +354,19 @@ def role_of(name: str) -> int:
         return ROLES.index(CallRole.STREAM_WAIT)
     return RECORD_EVENT if _RECORDS.search(name) else -1
 
+
+#: How the two arguments of an event whose text matters become a shape.
+_SHAPES = {"gpu": _shape, "operators": _inputs}
+#: Columns that are numbers in the arguments of an event, with their names there.
+_IDS = {
+    "gpu": {"correlation": "correlation"},
+    "calls": {"correlation": "correlation"},
+    "syncs": {
+        "stream": "stream", "correlation": "correlation", "waits_for_stream": "wait_on_stream",
+        "waits_for_record": "wait_on_record",
+    },
+    "memory": {"device": "device_id", "allocated": "allocated", "reserved": "reserved"},
+}  # fmt: skip
 
 #: Marks a missing id.
 NO_ID = -1

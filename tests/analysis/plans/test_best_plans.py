@@ -21,7 +21,7 @@ from tracekit.analysis.job.best_plans import sentence
 from tracekit.analysis.plans.best_plans import Bounds, SearchResult, search, space_size, step_times, timed
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import buckets_of_size, optimize
-from tracekit.analysis.plans.stages import Stages
+from tracekit.analysis.plans.stages import Stages, TimeIsUp
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
@@ -68,7 +68,7 @@ def test_no_bound_is_above_the_step_that_it_bounds(seed: int) -> None:
         model = draw(1000 * seed + number, layers=stages + pick.randint(0, 4), stages=stages)
         model["slowness"] = [pick.choice((1.0, 1.0, pick.uniform(1, 2))) for _ in range(stages)]
         read = msgspec.convert(model, PlanModel)
-        for schedule in read.schedules:
+        for schedule in dict(read.kinds):
             bounds = Bounds(Stages(read, schedule, pick.randint(1, 24), None))
             leaves, _ = bounds.leaves(sys.float_info.max, 1 << 20)
             assert len(leaves.splits) == comb(len(read.layers) - 1, stages - 1)
@@ -91,9 +91,16 @@ def test_a_search_ends_in_time_and_says_what_is_proven(
 ) -> None:
     """Every look at the clock takes a second, also while a kind of plan is set up, which takes 48 s."""
     read, whole = large
-    clock, looks = count(), []
+    clock, looks = count(), [0]
+
+    def look(until: float) -> None:
+        looks.append(next(clock))
+        if looks[-1] >= until:
+            raise TimeIsUp
+
     monkeypatch.setattr("tracekit.analysis.plans.stages.monotonic", partial(next, clock))
-    monkeypatch.setattr("tracekit.analysis.plans.best_plans.monotonic", lambda: looks.append(next(clock)) or looks[-1])
+    monkeypatch.setattr("tracekit.analysis.plans.best_plans.monotonic", partial(next, clock))
+    monkeypatch.setattr("tracekit.analysis.plans.best_plans.check_time", look)
     early = search(read, None, until=limit)
     assert looks[-1] <= limit + 8
     assert 0 < early.bound_s <= whole.bound_s == whole.plans[0].step_time_s
