@@ -14,7 +14,7 @@ from judges.eventsim.truth import mean_step_s, truths, without
 from judges.eventsim.uneven import SkewedData
 from judges.judging import ACCEPTED, BLAMES_NOBODY, judge
 from tests.judges.test_eventsim import exact
-from tracekit.analysis.detectors.all_detectors import own_detectors
+from tracekit.analysis.detectors.detector import own_detectors
 
 SHAPE = Shape(dp=4, pp=1, microbatches=4, steps=3)
 NOWHERE: dict[str, Any] = {"workers": [], "host": None, "links": [], "dp_ranks": [], "pp_ranks": [], "steps": []}
