@@ -1,24 +1,29 @@
-"""The interface of a detector: one kind of finding, its signature, its words, its remedy, its fixes.
+"""The interface of a detector: one kind of finding, its signature, its words, its remedy, its fixes; which there are.
 
 In: the evidence of a job. Out: `Candidate`s, each with its figures and the change that undoes it. A detector looks only
-for a signature; the diagnosis asks the replay afterwards whether a candidate costs anything.
+for a signature; the diagnosis asks the replay afterwards whether a candidate costs anything. Those of `all_detectors`
+are imported when a job is of their kind, those of plug-ins when any is asked for.
 """
 
 from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from functools import cache, partial, wraps
+from importlib import import_module
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.evidence.subject import OF_RANKS, Cause, Names, Subject, listed
+from tracekit.analysis.detectors.all_detectors import DETECTORS, NEEDS_OF_JOBS
+from tracekit.analysis.evidence.subject import OF_RANKS, Cause, JobKind, Names, Subject, listed
 from tracekit.analysis.fixes.plan import Plan
 from tracekit.analysis.numeric.arrays import Floats
+from tracekit.base.plug_ins import PlugIn, plug_ins
 from tracekit.base.text import code_name, short
 from tracekit.report.finding import Figure, LossKind, Place, Spent
 from tracekit.trace.model import OpKind, Worker
@@ -104,7 +109,7 @@ class Detector(ABC):
 
     `kind`: its name in JSON, unique. `title`: its name for people. `signature`: how it shows. `refuted_by`: an
     observation that would refute it. `next_check`: where to look next. `suggested_fix`: what to do, with names to fill
-    in (`remedies.py`). Both are an `Advice` if they differ in a job without GPUs.
+    in (`remedy_for`). Both are an `Advice` if they differ in a job without GPUs.
 
     `loss`: the kind of loss that it causes; with `stragglers_where_few`, a few workers that it stops are stragglers.
     `part`: the part of a rank that it slows down, None if it concerns no rank; `part_of_machine`: the part whose
@@ -219,22 +224,6 @@ SLOW_KIND = (
     "profile {ranks} and a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
     " code, other input"
 )
-#: A GPU is known to be throttled.
-THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are throttled; have power and cooling checked"
-THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
-#: GPUs were sampled: they are not what differs.
-SAME_CLOCK = (
-    "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): GPUs ran at the clock of the others, so look"
-    " for more work, other input or user code"
-)
-SAME_CARD = (
-    "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): both compute on one GPU, so look for more work,"
-    " other input or user code"
-)
-LOW_CLOCK = (
-    "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others (nvidia-smi -q -d CLOCK,POWER:"
-    " application clocks, locked clocks, power limit)"
-)
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 
@@ -284,3 +273,111 @@ def _ends(names: Names, where: Place) -> str:
     if all(hosts) and len(set(hosts)) > 1:
         return listed(map(short, hosts))
     return listed(f"rank {names.ranks[end]}" if end in names.ranks else end.coordinates for end in ends)
+
+
+class Unexplained(Detector):
+    """The job straggles, and no detector found out why.
+
+    Paper: attributes S to workers, stages and op kinds, whatever the cause.
+    """
+
+    kind = "unexplained"
+    title = "Slow for a reason tracekit does not know"
+    signature = "stragglers cost 9% or more, or more than noise does, and show none of the known signatures"
+    next_check = "by_kind and the worker map; a timeline of the slowest step (`tracekit store export`)"
+
+
+class Healthy(Detector):
+    """The job does not straggle.
+
+    Paper: S below 1.1.
+    """
+
+    kind = "healthy"
+    title = "No straggler"
+    signature = "stragglers cost less than 9%, hardly more than noise does, and show none of the known signatures"
+    refuted_by = "stragglers cost 9% or more in another trace of the job"
+
+
+class PlugInError(Exception):
+    """A detector of a plug-in has raised; the message names it. The diagnosis is made again without it."""
+
+    def __init__(self, kind: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+
+
+def detectors(kind: JobKind, job: Subject | None = None) -> tuple[Detector, ...]:
+    """Return the detectors that look in jobs of a kind, those of plug-ins last; no module of another one is loaded.
+
+    `job`: leave out those that look for what this job cannot have.
+    """
+    return (*own_detectors(kind, job), *(plug_in.value for plug_in in _plugged()[0].values()))
+
+
+def own_detectors(kind: JobKind = JobKind.ANY, job: Subject | None = None) -> tuple[Detector, ...]:
+    """Return the detectors of tracekit that look in jobs of a kind. `job`: as for `detectors`."""
+    of_kind = [name for name, (_, where) in DETECTORS.items() if where & kind or kind is JobKind.ANY]
+    return tuple(_own(name) for name in of_kind if job is None or name not in NEEDS_OF_JOBS or NEEDS_OF_JOBS[name](job))
+
+
+def kinds() -> frozenset[str]:
+    """Return all kinds of findings."""
+    return frozenset(DETECTORS) | _plugged()[0].keys()
+
+
+def left_out() -> tuple[str, ...]:
+    """Return a sentence for each detector of a plug-in that cannot be used."""
+    return _plugged()[1]
+
+
+def detector_of(kind: str) -> Detector:
+    """Return the detector of a kind of finding. Raises KeyError if there is none."""
+    plugged: Detector = _own(kind) if kind in DETECTORS else _plugged()[0][kind].value
+    return plugged
+
+
+@cache
+def _own(kind: str) -> Detector:
+    module, name = DETECTORS[kind][0].split(".")
+    detector: Detector = getattr(import_module(f"tracekit.analysis.detectors.{module}"), name)()
+    return detector
+
+
+def is_plug_in(kind: str) -> bool:
+    """Whether findings of this kind come from a plug-in."""
+    return kind not in DETECTORS
+
+
+@contextmanager
+def guarded(kind: str) -> Iterator[None]:
+    """Raise PlugInError for whatever the body raises, if the detector of this kind is a plug-in."""
+    if not is_plug_in(kind):
+        yield
+        return
+    with _plugged()[0][kind].guarded(partial(PlugInError, kind)):
+        yield
+
+
+def _plugged() -> tuple[dict[str, PlugIn], tuple[str, ...]]:
+    """The plug-ins by kind, and why others are left out."""
+    loaded, problems = plug_ins("detectors", frozenset(DETECTORS), _fits)
+    misnamed = tuple(
+        f"{plug_in.source} is left out: its kind is {plug_in.value.kind!r:.40};"
+        " give both the same name, one that tracekit itself does not use"
+        for name, plug_in in loaded.items()
+        if plug_in.value.kind != name
+    )
+    return {name: plug_in for name, plug_in in loaded.items() if plug_in.value.kind == name}, problems + misnamed
+
+
+def _fits(value: object) -> bool:
+    """Whether an object is a detector whose attributes have the types that `Detector` states."""
+    return isinstance(value, Detector) and all(
+        isinstance(getattr(value, name, None), get_args(stated)[0]) for name, stated in get_type_hints(Detector).items()
+    )
+
+
+def parts() -> tuple[str, ...]:
+    """Return all parts of a rank that can be slow, each once."""
+    return tuple(dict.fromkeys(detector.part for detector in detectors(JobKind.ANY) if detector.part is not None))

@@ -9,7 +9,8 @@ import msgspec
 from msgspec import UNSET, structs
 
 from tracekit.analysis.attribution.attribution import ReplayTrust
-from tracekit.analysis.detectors.all_detectors import (
+from tracekit.analysis.detectors.detector import (
+    Detector,
     PlugInError,
     detector_of,
     detectors,
@@ -17,7 +18,6 @@ from tracekit.analysis.detectors.all_detectors import (
     left_out,
     own_detectors,
 )
-from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.diagnosis.diagnosis import Assessment, Diagnosis, NamedLoss, PricedFix
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import act_of, assumed_by, best_fix, first_fix, fixes_of

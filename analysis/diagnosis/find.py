@@ -16,15 +16,20 @@ from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.all_detectors import (
+from tracekit.analysis.detectors.detector import (
+    FINDINGS,
+    Advice,
+    Candidate,
+    Detector,
     Healthy,
     Unexplained,
+    advice_text,
     detector_of,
     guarded,
     is_plug_in,
     own_detectors,
+    remedy_for,
 )
-from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate, Detector, advice_text, remedy_for
 from tracekit.analysis.diagnosis.diagnosis import Assessment
 from tracekit.analysis.evidence.exchanges import beyond_experts
 from tracekit.analysis.evidence.graph_subject import lost_by_step, saves_step, unprofiled_step

@@ -16,7 +16,7 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_SLOWDOWN,
     ReplayTrust,
 )
-from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
 from tracekit.analysis.evidence.exchanges import culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.gpu_losses import (

@@ -23,8 +23,7 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
-from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import FINDINGS, Treatment
+from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
     LossWithCauses,

@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.all_detectors import detector_of, guarded
-from tracekit.analysis.detectors.detector import FINDINGS
+from tracekit.analysis.detectors.detector import FINDINGS, detector_of, guarded
 from tracekit.analysis.diagnosis.diagnosis import Assessment, PricedFix
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
 from tracekit.analysis.evidence.graph_subject import saves_step, unprofiled_step

@@ -13,15 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import (
-    LOW_CLOCK,
-    SAME_CARD,
-    SAME_CLOCK,
-    THROTTLED_HOST,
-    THROTTLED_RANK,
-    remedy_for,
-)
+from tracekit.analysis.detectors.detector import detector_of, remedy_for
 from tracekit.analysis.diagnosis.find import acting
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -66,7 +58,18 @@ _CONFIRMED = {
     MechanismName.IO_PRESSURE: "stop what else reads or writes on {hosts}: metrics confirm that its processes wait for"
     " I/O (/proc/pressure/io, iotop)",
 }
-_OF_SAMPLED = {Sampled.SAME_CARD: SAME_CARD, Sampled.LOW_CLOCK: LOW_CLOCK, Sampled.SAME_CLOCK: SAME_CLOCK}
+#: A GPU is known to be throttled.
+_THROTTLED_RANK = "swap {hosts} for a spare, because the GPUs of {ranks} are throttled; have power and cooling checked"
+_THROTTLED_HOST = "drain {hosts}, because its GPUs are throttled; have power and cooling checked"
+#: GPUs were sampled: they are not what differs, but for a low clock.
+_OF_SAMPLED = {
+    Sampled.SAME_CARD: "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): both compute on one GPU, so"
+    " look for more work, other input or user code",
+    Sampled.LOW_CLOCK: "raise the GPU clocks of {ranks} on {hosts}, which are lower than those of others (nvidia-smi -q"
+    " -d CLOCK,POWER: application clocks, locked clocks, power limit)",
+    Sampled.SAME_CLOCK: "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): GPUs ran at the clock of the"
+    " others, so look for more work, other input or user code",
+}
 _REFUTED = {
     "compute": "profile {ranks} on {hosts} and a peer (torch.profiler, py-spy): metrics refute a lower clock, so"
     " look for more work, other input or user code",
@@ -203,7 +206,7 @@ def _advised(job: Subject, finding: Cause) -> Cause:
     if mechanism is not None and (where.links or len(confirmed) == len(tests)):
         advice, hardware = _CONFIRMED[mechanism], mechanism in _OF_HARDWARE
         if mechanism is MechanismName.CLOCK and _without_faults(job, finding):
-            advice, hardware = LOW_CLOCK, False
+            advice, hardware = _OF_SAMPLED[Sampled.LOW_CLOCK], False
         where = Place(host=confirmed[0].host) if where.links else where
     elif tests and all(test.verdict is MetricVerdict.REFUTED for test in tests):
         advice, hardware = _REFUTED[tests[0].part], False
@@ -226,7 +229,7 @@ def _by_recording(job: Subject, finding: Cause) -> tuple[str | None, bool]:
         return None, False
     says, host = sampled(job, workers), finding.where.host
     if says is Sampled.FAULTY:
-        return (THROTTLED_RANK if host is None else THROTTLED_HOST), True
+        return (_THROTTLED_RANK if host is None else _THROTTLED_HOST), True
     return _OF_SAMPLED.get(says) if finding.where.workers and host is None else None, False
 
 

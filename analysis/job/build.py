@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, waste
-from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats, number

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.handmade import LAYOUT, healthy_frame
-from tracekit.analysis.detectors.all_detectors import detector_of, kinds, own_detectors
+from tracekit.analysis.detectors.detector import detector_of, kinds, own_detectors
 from tracekit.analysis.evidence.graph_subject import GraphSubject
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import evidence
