@@ -230,18 +230,18 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @property
     def profile(self) -> ComputeProfile | None:
-        """The factors of compute costs; None if the job has no forwards or no backwards."""
+        """The factors of compute costs; None if the job has neither forwards nor backwards."""
         return self.computes.profile
 
     @property
     def factors(self) -> ComputeProfile:
-        """As `profile`, of a job that has both."""
+        """As `profile`, of a job that computes."""
         assert self.profile is not None, "the job computes"
         return self.profile
 
     @property
     def pauses(self) -> Pauses | None:
-        """Pauses in computes; None if the job has no forwards or no backwards."""
+        """Pauses in computes; None if the job has neither forwards nor backwards."""
         return self.computes.pauses
 
     @property

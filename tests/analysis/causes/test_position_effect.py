@@ -32,7 +32,9 @@ def test_it_is_the_only_finding_and_costs_what_the_job_gains_without_it(shape: S
     slow = job(cause, shape=shape)
     (finding,) = named(slow)
     assert (finding.kind, finding.where) == ("position-effect", Place())
-    assert finding.effect == "microbatch 0 of each step takes up to 100% longer"
+    assert [figure.value for figure in finding.evidence] == pytest.approx(
+        [1.0, 0.0], abs=0.02
+    )  # twice as long, the first
     assert finding.saved_s == pytest.approx(costs(slow, cause), rel=0.02)
 
 
