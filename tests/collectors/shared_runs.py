@@ -35,23 +35,23 @@ SHAPES = {
     "logs": "RANKS=2 STEPS=8 logs.py",
     "slept": "RANKS=2 PAUSE=sleep WHERE=middle paused.py",
     "met": "RANKS=2 MEET=1 PAUSE=sleep WHERE=between paused.py",
-    "ddp": "RANKS=4 ddp_accumulation.py",
+    "ddp": "RANKS=4 STEPS=4 ddp_accumulation.py",
     "fsdp-pipeline": "RANKS=4 fsdp_interleaved.py",
     "megatron": "RANKS=4 megatron_like.py",
     "accumulation": "RANKS=2 STEPS=5 ../../../benchmarks/frameworks_train.py accumulation",
-    "pipeline": "RANKS=4 SLOW_RANK=3 SLOW_MS=6 dp2_pp2.py",
+    "pipeline": "RANKS=4 STEPS=6 SLOW_RANK=3 SLOW_MS=6 dp2_pp2.py",
     **{launcher: f"RANKS=2 {variables} optimizer_first.py" for launcher, variables in LAUNCHERS.items()},
 }
 #: What goes wrong in a training process, or is made to.
 FAULTS = {
     **{
-        f"rank-2-{crash}s": f"RANKS=4 STEPS=10 CRASH_STEP=7 CRASH_RANK=2 CRASH={crash} dp2_pp2.py"
+        f"rank-2-{crash}s": f"RANKS=4 STEPS=7 CRASH_STEP=4 CRASH_RANK=2 CRASH={crash} dp2_pp2.py"
         for crash in ("raise", "kill")
     },
     "killed": "RANKS=2 COUNTED=killed killed.py",
     "killed-handler": "RANKS=2 COUNTED=killed-handler HANDLER=1 killed.py",
     "hooks-broken": "SABOTAGE=hooks loop.py plain",
-    "hooks-broken-pipeline": "RANKS=4 SABOTAGE=hooks dp2_pp2.py",
+    "hooks-broken-pipeline": "RANKS=4 STEPS=6 SABOTAGE=hooks dp2_pp2.py",
     "renamed": "SABOTAGE=renamed loop.py plain",
     "driverless": "RANKS=2 SABOTAGE=driverless ddp_accumulation.py",
     "full-disk": "SABOTAGE=disk loop.py plain",

@@ -40,14 +40,14 @@ def test_every_kind_of_op_is_there(pipeline):
     trace = pipeline.trace
     assert set(trace.ops["kind"].cast(str).unique()) == set(KINDS)
     assert trace.coverage().complete
-    assert list(trace.steps) == list(range(1, 9))
+    assert list(trace.steps) == list(range(1, 6))
 
 
 def test_microbatches_are_told_apart(pipeline):
     """Four forwards and four backwards per worker and step, one per microbatch."""
     computes = pipeline.trace.ops.filter(pl.col("kind").cast(pl.String).str.ends_with("compute"))
     per_worker = computes.group_by("step", "rank", "kind").agg(pl.col("microbatch").sort())
-    assert per_worker["microbatch"].to_list() == [[0, 1, 2, 3]] * (8 * 4 * 2)
+    assert per_worker["microbatch"].to_list() == [[0, 1, 2, 3]] * (5 * 4 * 2)
 
 
 def test_nothing_is_lost(pipeline):

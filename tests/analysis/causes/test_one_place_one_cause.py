@@ -10,10 +10,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from tests.analysis.causes.corpus import found_in
+from tests.analysis.causes.corpus import found_in, recorded_s
 from tests.cases import case
 from tests.handmade import frame
-from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import Layout, Worker
 from tracekit.trace.schema import OFF_CPU
@@ -79,7 +78,7 @@ def test_a_sleep_at_one_place_is_one_finding_at_the_price_of_the_sleep(place: st
     for seed in range(700, 712):
         trace, truth_s = drawn(seed, place)
         causes = [cause for cause in found_in(trace) if SLEEPER in cause.where.workers]
-        step_s = PipelineJob(trace).report.step_time_s.recorded
+        step_s = recorded_s(trace)
         with case((place, seed, [cause.kind for cause in causes])):
             assert len(causes) <= 1
             assert not causes or causes[0].saved_s == pytest.approx(truth_s, abs=0.05 * step_s)
@@ -92,6 +91,6 @@ def test_what_findings_on_one_rank_cost_adds_up_to_what_the_job_loses() -> None:
     for seed in range(720, 732):
         trace, truth_s = drawn(seed, "forward", "loss")
         causes = [cause for cause in found_in(trace) if SLEEPER in cause.where.workers]
-        step_s = PipelineJob(trace).report.step_time_s.recorded
+        step_s = recorded_s(trace)
         with case((seed, [cause.kind for cause in causes])):
             assert sum(cause.saved_s for cause in causes) <= truth_s + 0.05 * step_s

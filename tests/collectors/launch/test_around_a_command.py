@@ -203,11 +203,9 @@ def test_an_unwritable_folder_is_refused_before_the_command_runs(tmp_path):
 
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory):
-    """The loop of a user with a sitecustomize, which ends with an exception; its segments are kept."""
+    """A loop that ends with an exception; its segments are kept."""
     directory = tmp_path_factory.mktemp("raised")
-    options = ["--segments", str(directory / "segments")]
-    variables = {"PYTHONPATH": SABOTAGE, "SITECUSTOMIZE_SAYS": directory / "said", "END": "raise"}
-    return collect(directory, python("quick.py"), *options, **variables)
+    return collect(directory, python("quick.py"), "--segments", str(directory / "segments"), END="raise")
 
 
 @pytest.mark.slow
@@ -226,13 +224,18 @@ ValueError: the loss is not to my liking
     assert list(raised.trace.steps) == [1, 2, 3]
 
 
-def test_the_users_sitecustomize_still_runs(raised):
-    """The one that collect shadows is run behind it, in every process."""
-    assert len((raised.out.parent / "said").read_text().splitlines()) >= 1
+def test_the_users_sitecustomize_still_runs(tmp_path):
+    """The one that collect shadows is run behind it, in the command, too."""
+    command = [sys.executable, "-c", "import os; print('command', os.getpid())"]
+    collected = collect(tmp_path, command, PYTHONPATH=SABOTAGE, SITECUSTOMIZE_SAYS=tmp_path / "said")
+    (process,) = re.findall(r"command (\d+)", collected.process.stdout)
+    assert process in (tmp_path / "said").read_text().split()
 
 
-def test_kept_segments_can_be_imported_and_are_not_written_to_again(raised):
+def test_kept_segments_can_be_imported_and_are_not_written_to_again(runs, tmp_path):
     """--segments keeps them; the importer gives the same trace; another run there is refused."""
-    segments = raised.out.parent / "segments"
-    assert read_any(segments).ops.equals(raised.trace.ops)
-    assert "holds the segments of a finished run" in refused(segments.parent, "--segments", str(segments))
+    plain, segments = runs["plain"], tmp_path / "segments"
+    attempt = plain.segments / f"attempt-{plain.attempt['attempt']:03d}"
+    collected = collect(tmp_path, brings(attempt), "--segments", str(segments))
+    assert read_any(segments).ops.equals(collected.trace.ops)
+    assert "holds the segments of a finished run" in refused(tmp_path, "--segments", str(segments))

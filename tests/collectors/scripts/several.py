@@ -20,7 +20,6 @@ from pathlib import Path
 import torch._dynamo
 import torch.distributed.device_mesh
 import torch.distributed.fsdp
-import torch.distributed.optim
 import torch.distributed.pipelining
 import torch.utils.data  # noqa: F401
 
