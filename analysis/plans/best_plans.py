@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from math import comb
-from time import monotonic
 
 import numpy as np
 from msgspec import Struct
@@ -17,9 +16,11 @@ from tracekit.analysis.graph.compiled import CompiledGraph
 from tracekit.analysis.graph.dependency_graph import Template
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.plans.model import PlanModel, Reduction, Space, TrainingPlan, layers_of
-from tracekit.analysis.plans.stages import Stages, TimeIsUp, check_time, kinds_of
+from tracekit.analysis.plans.stages import Stages
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.kernel import NO_MATRIX, Costs, replay_lanes
+from tracekit.base.errors import TimeLimitError
+from tracekit.base.limits import check_time, time_limit
 from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import OpKind
 
@@ -42,8 +43,9 @@ _PARTS = 1 << 12
 
 
 class FirstStages(Struct, frozen=True, eq=False):
-    """First stages of plans, [parts]. `ends`: where each stage ends, [parts, stages so far]. `finish_s`: from the start
-    of the last backward of the last of these stages to the end of them all. `bound_s`: of all plans that begin so.
+    """First stages of plans, [parts]. `ends`: 0, then where each stage ends, [parts, 1 + stages so far]. `finish_s`:
+    from the start of the last backward of the last of these stages to the end of them all. `bound_s`: of all plans that
+    begin so.
     """
 
     ends: Ints
@@ -54,7 +56,7 @@ class FirstStages(Struct, frozen=True, eq=False):
     @property
     def splits(self) -> Ints:
         """Layers of each stage, [parts, stages so far]."""
-        return np.diff(self.ends, axis=1, prepend=0)
+        return np.diff(self.ends, axis=1)
 
     def only(self, chosen: Ints | slice) -> FirstStages:
         """Some of the parts."""
@@ -65,7 +67,7 @@ def _joined(pieces: Sequence[FirstStages]) -> FirstStages:
     return FirstStages(*map(np.concatenate, zip(*map(astuple, pieces), strict=True)))
 
 
-class Bounds(Struct, frozen=True, eq=False, dict=True):
+class Bounds(Stages, frozen=True, eq=False, dict=True):
     """Bounds of the plans of one schedule and number of microbatches; without the optimizer.
 
     Every bound is the length of a path through the computes of a step, so that it holds for every plan. To the start of
@@ -75,15 +77,13 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
     stage's own reductions.
     """
 
-    cells: Stages
-
     @cached_property
     def last_backward_s(self) -> Floats:
         """The earliest start of the last backward of each cell, seconds, [stages, layers + 1, layers + 1]."""
-        cells, count = self.cells, self.cells.model.stages
-        stage, rounds = np.arange(count)[:, None, None], self.cells.microbatches
-        until_f, until_b = cells.forwards_until, cells.backwards_until
-        forward, backward, transfer = cells.forward_s, cells.backward_s, cells.transfer_s
+        count, rounds = self.model.stages, self.microbatches
+        stage = np.arange(count)[:, None, None]
+        until_f, until_b = self.forwards_until, self.backwards_until
+        forward, backward, transfer = self.forward_s, self.backward_s, self.transfer_s
         reached = until_f[None, :, None] + stage * transfer
         own = reached + rounds * forward + (rounds - 1) * backward
         behind = 2 * transfer * (count - 1 - stage)
@@ -91,7 +91,7 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         both_until = until_f + until_b  # what the stage takes beyond its layers on the fastest stage: slow, recomputed
         beyond = forward + backward - (both_until[None, :] - both_until[:, None])
         trip = ahead[None, :, None] + behind + beyond
-        if cells.schedule is Schedule.GPIPE:
+        if self.schedule is Schedule.GPIPE:
             after = (until_b[-1] - until_b)[None, None, :] + transfer * (count - 1 - stage)
             passed = until_f[-1] + transfer * (count - 1) + (rounds - 1) * (forward + backward)
             return np.asarray(passed + after)
@@ -110,36 +110,35 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
         First of the longest path through the last backward of the stage before the rest, counted from layer 0, then of
         the longest one through their own reductions.
         """
-        cells = self.cells
-        count, size = cells.model.stages, len(cells.model.layers) + 1
+        count, size = self.model.stages, len(self.model.layers) + 1
         passed, stayed = np.full((2, count + 1, size), np.inf)
         passed[count, -1] = stayed[count, -1] = -np.inf
         for stage in range(count - 1, -1, -1):
-            check_time(cells.until)
-            start = np.where(cells.possible[stage], self.last_backward_s[stage], np.inf)
-            down = cells.backwards_until[:, None] + stage * cells.transfer_s
-            passed[stage] = np.maximum(start + cells.backward_s[stage] + down, passed[stage + 1]).min(axis=1)
-            stayed[stage] = np.maximum(start + cells.tail_s[stage], stayed[stage + 1]).min(axis=1)
+            check_time()
+            start = np.where(self.possible[stage], self.last_backward_s[stage], np.inf)
+            down = self.backwards_until[:, None] + stage * self.transfer_s
+            passed[stage] = np.maximum(start + self.backward_s[stage] + down, passed[stage + 1]).min(axis=1)
+            stayed[stage] = np.maximum(start + self.tail_s[stage], stayed[stage + 1]).min(axis=1)
         return passed, stayed
 
     @cached_property
     def least_s(self) -> float:
-        """No plan takes less; infinite if none fits. Raises TimeIsUp."""
+        """No plan takes less; infinite if none fits."""
         return float(self._extended(self._nothing, 0, np.inf).bound_s.min(initial=np.inf))
 
     @property
     def _nothing(self) -> FirstStages:
-        return FirstStages(np.zeros((1, 0), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
+        return FirstStages(np.zeros((1, 1), np.int64), np.full(1, -np.inf), np.zeros(1), np.full(1, -np.inf))
 
-    def leaves(self, limit_s: float, most_parts: int, until: float = np.inf) -> tuple[FirstStages, float]:
+    def leaves(self, limit_s: float, most_parts: int) -> tuple[FirstStages, float]:
         """All splits with a bound of at most `limit_s`; beyond `most_parts` first stages, those of the least bounds.
-        And the least bound of those left out, seconds. Raises TimeIsUp from `until` on, as `time.monotonic`.
+        And the least bound of those left out, seconds.
         """
         parts, dropped_s = self._nothing, np.inf
-        for stage in range(self.cells.model.stages):
+        for stage in range(self.model.stages):
             pieces = []
             for begin in range(0, max(len(parts.bound_s), 1), _TOGETHER):
-                check_time(until)
+                check_time()
                 pieces.append(self._extended(parts.only(slice(begin, begin + _TOGETHER)), stage, limit_s))
             parts = _joined(pieces)
             if len(parts.bound_s) > most_parts:
@@ -150,17 +149,15 @@ class Bounds(Struct, frozen=True, eq=False, dict=True):
 
     def _extended(self, parts: FirstStages, stage: int, limit_s: float) -> FirstStages:
         """The parts with one more stage, in all ways whose bound is within the limit."""
-        cells = self.cells
-        first = parts.ends[:, -1] if stage else np.zeros(len(parts.bound_s), np.int64)
-        part, end = np.nonzero(cells.possible[stage][first])
-        first = first[part]
-        backward, start = cells.backward_s[stage, first, end], self.last_backward_s[stage, first, end]
-        longest = np.maximum(parts.longest_forward_s[part], cells.forward_s[stage, first, end])
-        if cells.schedule is Schedule.GPIPE:  # the longest forward may be another stage's than the longest backward
-            start = start + (cells.microbatches - 1) * (longest - cells.forward_s[stage, first, end])
-        finish = np.maximum(parts.finish_s[part] + cells.transfer_s + backward, cells.tail_s[stage, first, end])
+        part, end = np.nonzero(self.possible[stage][parts.ends[:, -1]])
+        first = parts.ends[part, -1]
+        backward, start = self.backward_s[stage, first, end], self.last_backward_s[stage, first, end]
+        longest = np.maximum(parts.longest_forward_s[part], self.forward_s[stage, first, end])
+        if self.schedule is Schedule.GPIPE:  # the longest forward may be another stage's than the longest backward
+            start = start + (self.microbatches - 1) * (longest - self.forward_s[stage, first, end])
+        finish = np.maximum(parts.finish_s[part] + self.transfer_s + backward, self.tail_s[stage, first, end])
         passed, stayed = self._completions
-        through = passed[stage + 1, end] - (cells.backwards_until[end] + stage * cells.transfer_s) + finish
+        through = passed[stage + 1, end] - (self.backwards_until[end] + stage * self.transfer_s) + finish
         bound = np.maximum(np.maximum(parts.bound_s[part], start + finish), np.maximum(through, stayed[stage + 1, end]))
         chosen = np.flatnonzero(bound <= limit_s)
         ends = np.concatenate([parts.ends[part[chosen]], end[chosen, None]], axis=1)
@@ -185,28 +182,6 @@ class SearchResult(Struct, frozen=True):
     replayed: int
 
 
-class _Best:
-    """The best plans so far, of some kinds."""
-
-    def __init__(self, kinds: Sequence[Bounds]) -> None:
-        self._kinds = kinds
-        self.entries: list[tuple[float, int, tuple[int, ...]]] = []
-        self.replayed = 0
-
-    @property
-    def step_s(self) -> float:
-        """The shortest step so far, seconds."""
-        return self.entries[0][0] if self.entries else np.inf
-
-    def take(self, kind: int, splits: Ints) -> None:
-        """Replay splits of one kind."""
-        self.replayed += len(splits)
-        times = step_times(self._kinds[kind].cells, splits)
-        best = np.argsort(times, kind="stable")[:MOST_PLANS]
-        new = {(float(times[at]), kind, tuple(splits[at].tolist())) for at in best}
-        self.entries = sorted(new.union(self.entries))[:MOST_PLANS]
-
-
 def space_size(model: PlanModel) -> int:
     """The number of plans: split x schedule x microbatches x recomputation, whatever their memory."""
     splits = comb(len(model.layers) - 1, model.stages - 1) if model.space.split == "free" else 1
@@ -214,24 +189,15 @@ def space_size(model: PlanModel) -> int:
     return splits * again * len(model.kinds)
 
 
-def _kinds_of(model: PlanModel, memory_gb: float | None, until: float) -> tuple[list[Bounds], float]:
-    """The schedules and numbers of microbatches of which a plan fits into memory, those with the least bound first; and
-    what no plan of those that time did not suffice for can undercut, seconds.
-    """
-    kinds, unseen_s = [], np.inf
-    for cells in kinds_of(model, memory_gb, until):
-        try:
-            if np.isfinite((kind := Bounds(cells)).least_s):
-                kinds.append(kind)
-        except TimeIsUp:
-            unseen_s = min(unseen_s, cells.mean_work_s)
-    return sorted(kinds, key=lambda kind: kind.least_s), unseen_s
+def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
+    """The bounds of every schedule with every number of microbatches of the space."""
+    return [Bounds(model, *kind, memory_gb) for kind in model.kinds]
 
 
 def search(
-    model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS, until: float = np.inf
+    model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS, time_limit_s: float = np.inf
 ) -> SearchResult:
-    """Find the best plan that fits into so much memory, None for no limit. `most_parts`, `until`: see `Bounds.leaves`.
+    """Find the best plan that fits into so much memory, None for no limit. `most_parts`: see `Bounds.leaves`.
 
     The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
     time does not suffice to look at count with what no plan of them can undercut.
@@ -239,21 +205,39 @@ def search(
     Schedules and numbers of microbatches are searched side by side. Only splits whose bound is within a limit are made,
     and the limit rises until the best replayed plan is within it.
     """
-    begun, optimizer_s = monotonic(), model.optimizer_s
-    kinds, unseen_s = _kinds_of(model, memory_gb, begun + (until - begun) / 2)
-    if not kinds:
-        return SearchResult([], unseen_s + optimizer_s if unseen_s < np.inf else None, 0)
-    best, promising, dropped_s, least_s = _Best(kinds), [], unseen_s + optimizer_s, kinds[0].least_s + optimizer_s
-    # Splits with a bound of at most `replayed_s` have been replayed, those within the limit are next.
-    proven_s, replayed_s, limit_s, rise = least_s, -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
-    with suppress(TimeIsUp):
+    optimizer_s, dropped_s, kinds = model.optimizer_s, np.inf, list[Bounds]()
+    entries, best_s, replayed = list[tuple[float, int, tuple[int, ...]]](), np.inf, 0
+
+    def replay(number: int, splits: Ints) -> None:
+        nonlocal entries, best_s, replayed
+        times, replayed = step_times(kinds[number], splits), replayed + len(splits)
+        fastest = np.argsort(times, kind="stable")[:MOST_PLANS].tolist()
+        new = {(float(times[plan]), number, tuple(splits[plan].tolist())) for plan in fastest}
+        entries = sorted(new.union(entries))[:MOST_PLANS]
+        best_s = entries[0][0]
+
+    with suppress(TimeLimitError), time_limit(time_limit_s):
+        with time_limit(time_limit_s / 2):
+            for kind in kinds_of(model, memory_gb):
+                try:
+                    if kind.least_s < np.inf:
+                        kinds.append(kind)
+                except TimeLimitError:
+                    dropped_s = min(dropped_s, kind.mean_work_s + optimizer_s)
+        if not kinds:
+            return SearchResult([], dropped_s if dropped_s < np.inf else None, 0)
+        kinds.sort(key=lambda kind: kind.least_s)
+        proven_s = least_s = kinds[0].least_s + optimizer_s
+        promising: list[Ints] = []
         for number, kind in enumerate(kinds):
-            leaves, _ = kind.leaves(np.finfo(float).max, _PROMISING, until)
+            leaves, _ = kind.leaves(np.finfo(float).max, _PROMISING)
             promising.append(leaves.splits[np.argsort(leaves.bound_s)[:_OF_KIND]])
-            best.take(number, promising[-1])
-        while limit_s > replayed_s and proven_s < min(best.step_s * (1 - ROUNDING), dropped_s):
+            replay(number, promising[-1])
+        # Splits with a bound of at most `replayed_s` have been replayed, those within the limit are next.
+        replayed_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
+        while limit_s > replayed_s and proven_s < min(best_s * (1 - ROUNDING), dropped_s):
             near = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
-            pieces, left_s = zip(*(kind.leaves(limit_s - optimizer_s, most_parts, until) for kind in near), strict=True)
+            pieces, left_s = zip(*(kind.leaves(limit_s - optimizer_s, most_parts) for kind in near), strict=True)
             dropped_s = min(dropped_s, max(min(left_s) + optimizer_s, proven_s))
             leaves, of_kind = _joined(pieces), np.repeat(np.arange(len(pieces)), [len(each.bound_s) for each in pieces])
             bound_s = leaves.bound_s + optimizer_s
@@ -261,19 +245,19 @@ def search(
             for number, these in enumerate(promising):
                 new &= (of_kind != number) | ~(leaves.splits[:, None] == these).all(axis=2).any(axis=1)
             order, size = np.argsort(np.where(new, bound_s, np.inf), kind="stable")[: new.sum()], _FIRST_REPLAYED
-            while len(order) and bound_s[order[0]] < best.step_s * (1 - ROUNDING):
+            while len(order) and bound_s[order[0]] < best_s * (1 - ROUNDING):
                 proven_s = max(proven_s, float(bound_s[order[0]]))
-                check_time(until)
+                check_time()
                 batch, order, size = order[:size], order[size:], 2 * size
-                batch = batch[bound_s[batch] < best.step_s]
+                batch = batch[bound_s[batch] < best_s]
                 for number in np.unique(of_kind[batch]).tolist():
-                    best.take(number, leaves.splits[batch[of_kind[batch] == number]])
+                    replay(number, leaves.splits[batch[of_kind[batch] == number]])
             proven_s = replayed_s = limit_s
-            limit_s, rise = min(best.step_s, limit_s + rise * least_s), 2 * rise
-    if proven_s >= best.step_s * (1 - ROUNDING):
-        proven_s = best.step_s
-    plans = [_timed(kinds[kind].cells, split, time_s) for time_s, kind, split in best.entries]
-    return SearchResult(plans, min(best.step_s, proven_s, dropped_s), best.replayed)
+            limit_s, rise = min(best_s, limit_s + rise * least_s), 2 * rise
+    if proven_s >= best_s * (1 - ROUNDING):
+        proven_s = best_s
+    plans = [_timed(kinds[number], split, time_s) for time_s, number, split in entries]
+    return SearchResult(plans, min(best_s, proven_s, dropped_s), replayed)
 
 
 def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPlan:

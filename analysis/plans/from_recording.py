@@ -53,8 +53,7 @@ class Gradients(Struct, frozen=True):
     """What `collect` records of gradients. `bytes`: of each layer, by stage; `reductions`: rows of `Buckets`;
     `bucket_cap_mb`, `first_bucket_mb`: when DistributedDataParallel closes a bucket; `delay_s`: how much reductions
     delay the last backward, by the processor time of its thread, None if unknown, and its standard error;
-    `copy_per_mb_s`, `at_once`: of a
-    `Reduction`.
+    `copy_per_mb_s`, `at_once`: of a `Reduction`.
     """
 
     bytes: list[list[Annotated[int, msgspec.Meta(gt=0)]]]
@@ -91,7 +90,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     pipeline, base_s, slowness = _pipeline(job), usual_base_s(job), stage_slowness(job)
     schedule = _schedule(pipeline)
     count, pipelined, gradients = pipeline.order.microbatches, job.stages > 1, _gradients(job)
-    sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage] if gradients else [])
+    sizes_mb = np.array([size / MB for stage in gradients.bytes for size in stage])
     notes, moves = [FOLLOWS_SIZE], split is not None and pipelined
     takes_s = base_s.sum(axis=2) if split is None else stage_model(base_s, split).of_layers_s
     by_gradients = split is None and len(sizes_mb) > 0 and not pipelined
@@ -103,7 +102,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         notes.append(NO_LAYERS)
     fixed_s = np.median(pipeline.delay, axis=(1, 2, 3)).clip(0.0) * job.stages / sum(split)
     fitted, why = None, ONE_RANK if len(job.dp_ranks) == 1 else NO_SIZES
-    if len(job.dp_ranks) > 1 and gradients is not None and len(sizes_mb) == sum(split):
+    if len(job.dp_ranks) > 1 and len(sizes_mb) == sum(split):
         fitted, why = _reduced(job, gradients, sizes_mb, split), ONE_SIZE
     reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (why,))
     if by_gradients and reduced.backward_s is not None:
@@ -121,7 +120,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         reduce=reduced.cost,
         optimizer_s=0.0,
         slowness=tuple(slowness.tolist()),
-        bucket_cap_mb=gradients.bucket_cap_mb if gradients is not None and fitted else None,
+        bucket_cap_mb=gradients.bucket_cap_mb if fitted else None,
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
@@ -130,8 +129,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
             buckets=buckets,
         ),
     )
-    first_bucket_mb = np.inf if gradients is None else gradients.first_bucket_mb
-    return _calibrated(job, RecordedModel(model, 0.0, (*notes, *reduced.notes), first_bucket_mb), reduced)
+    return _calibrated(job, RecordedModel(model, 0.0, (*notes, *reduced.notes), gradients.first_bucket_mb), reduced)
 
 
 def _buckets(sizes_mb: Floats, split: tuple[int, ...], cap_mb: float, first_mb: float) -> tuple[tuple[int, ...], ...]:
@@ -190,11 +188,11 @@ def _schedule(pipeline: RecordedPipeline) -> Schedule:
     raise TraceError("plans are compared with 1F1B and GPipe; this pipeline computes in another order")
 
 
-def _gradients(job: PipelineSubject) -> Gradients | None:
+def _gradients(job: PipelineSubject) -> Gradients:
     try:
         return msgspec.convert(job.metadata.get("gradients"), Gradients)
     except msgspec.ValidationError:  # none, or of another version
-        return None
+        return Gradients([])
 
 
 class _Reduced(Struct, frozen=True):

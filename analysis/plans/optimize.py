@@ -19,6 +19,7 @@ from tracekit.analysis.plans.best_plans import (
     SearchResult,
     TimedPlan,
     cells_of,
+    kinds_of,
     search,
     space_size,
     step_times,
@@ -26,7 +27,7 @@ from tracekit.analysis.plans.best_plans import (
 )
 from tracekit.analysis.plans.model import PlanModel, TrainingPlan
 from tracekit.analysis.plans.stages import ROUNDING as OF_MEMORY
-from tracekit.analysis.plans.stages import Stages, buckets_of_size, kinds_of, sizes_of
+from tracekit.analysis.plans.stages import Stages, buckets_of_size, sizes_of
 from tracekit.base.errors import SelectionError
 from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum, PlanSettings, PlanTimes, Searched
 from tracekit.trace.compute_order import Schedule
@@ -59,7 +60,7 @@ def optimize(
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
     begun = monotonic()
-    result = search(model, model.memory_gb, until=begun + time_limit_s * (1 - _OF_FRONT * model.knows_memory))
+    result = search(model, model.memory_gb, time_limit_s=time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     now = timed(model, model.now)
     in_time = bool(result.plans)
     if not in_time and result.bound_s is not None and _fits(model, now):  # time was up before any plan
@@ -128,10 +129,9 @@ def least_memory_gb(model: PlanModel) -> float:
 
 
 def _least_of_kind(cells: Stages) -> float:
+    needed = cells.memory.min(axis=0)
     if cells.model.space.recompute == "fixed":
         needed = np.where(cells.recompute, cells.memory[1], cells.memory[0])
-    else:
-        needed = cells.memory.min(axis=0)
     needed = np.where(cells.allowed, needed, np.inf)
     least = np.full(needed.shape[1], np.inf)  # of the stages from here on, by first layer
     least[-1] = 0.0
@@ -150,25 +150,24 @@ def front(model: PlanModel, best: SearchResult, until: float) -> list[TimedPlan]
     """
     if not model.knows_memory:
         return []
-    fastest = best.plans[:1] if model.memory_gb is None else _fastest(model, None, until, LIMITS + 1)
-    candidates = [*fastest, *best.plans[:1]]
+
+    def fastest(limit_gb: float | None, searches: int) -> list[TimedPlan]:
+        """The fastest plan within a limit, by the first of so many searches; none if none fits or time is up."""
+        left_s = until - monotonic()
+        return (
+            search(model, limit_gb, most_parts=_PARTS, time_limit_s=left_s / searches).plans[:1] if left_s > 0 else []
+        )
+
+    candidates = [*(best.plans[:1] if model.memory_gb is None else fastest(None, LIMITS + 1)), *best.plans[:1]]
     if candidates and monotonic() < until:
         most_gb = max(plan.memory_gb or 0.0 for plan in candidates)
         for number, limit_gb in enumerate(np.linspace(least_memory_gb(model), most_gb, LIMITS, endpoint=False)):
-            candidates += _fastest(model, float(limit_gb), until, LIMITS - number)
+            candidates += fastest(float(limit_gb), LIMITS - number)
     points: list[TimedPlan] = []
     for plan in sorted(candidates, key=lambda plan: (plan.memory_gb or 0.0, plan.step_time_s)):
         if not points or plan.step_time_s < points[-1].step_time_s:
             points.append(plan)
     return points
-
-
-def _fastest(model: PlanModel, limit_gb: float | None, until: float, searches: int) -> list[TimedPlan]:
-    """The fastest plan within a limit, by the first of so many searches; none if none fits or time is up."""
-    left_s = until - monotonic()
-    if left_s <= 0:
-        return []
-    return search(model, limit_gb, most_parts=_PARTS, until=monotonic() + left_s / searches).plans[:1]
 
 
 def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings:

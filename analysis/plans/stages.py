@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
-from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.model import PlanModel
+from tracekit.base.limits import check_time
 from tracekit.trace.compute_order import Schedule
 
 #: Memory is compared with this relative tolerance: sums in another order differ by rounding.
@@ -29,26 +29,13 @@ _SIZES = 64
 DEFAULT_MB = 25.0
 
 
-class TimeIsUp(Exception):  # noqa: N818 - no error: the search ends with what it has
-    """A search has lasted until its limit."""
-
-
-def check_time(until: float) -> None:
-    """Raise TimeIsUp from then on, as `time.monotonic`."""
-    if monotonic() >= until:
-        raise TimeIsUp
-
-
 class Stages(Struct, frozen=True, eq=False, dict=True):
-    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none. `until`: from then on,
-    as `time.monotonic`, `tail_s` raises TimeIsUp.
-    """
+    """The cells of one schedule and number of microbatches; `memory_gb`: the limit, None: none."""
 
     model: PlanModel
     schedule: Schedule
     microbatches: int
     memory_gb: float | None
-    until: float = np.inf
 
     @property
     def mean_work_s(self) -> float:
@@ -162,7 +149,7 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
         factors, of_stage = np.unique(self._factor, return_inverse=True)
         plain, again = (
-            np.stack([self._tails(ends, self._ready_until(factor, recompute), self.until) for factor in factors])
+            np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])
             for recompute in (False, True)
         )
         return np.asarray(np.where(self.recompute, again[of_stage], plain[of_stage]))
@@ -193,16 +180,15 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """The size of the gradients of all layers before each one, MB, [layers + 1]."""
         return _until(self.model.of_layers("gradient_mb"))
 
-    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats, until: float = np.inf) -> Floats:
-        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`;
-        `until`: as of the cells.
+    def _tails(self, ends: npt.NDArray[np.int64], ready: Floats) -> Floats:
+        """The shortest tails of the runs of layers with these ends, [layers + 1, layers + 1]; `ready`: `_ready_until`.
 
         A run's gradients are reduced by its last bucket, after the shortest tail of the layers behind that bucket.
         """
         after = np.full((len(ready),) * 2, np.inf)
         after[ends, ends] = 0.0
         for first in range(len(ready) - 2, -1, -1):
-            check_time(until)
+            check_time()
             took = np.maximum(after[first + 1 :, ends], ready[ends] - ready[first]) + self._cost(first)[:, None]
             after[first, ends] = np.where(first < ends, took.min(axis=0), after[first, ends])
         return after
@@ -247,11 +233,6 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             buckets.append(size)
             first += size
         return tuple(reversed(buckets))
-
-
-def kinds_of(model: PlanModel, memory_gb: float | None, until: float = np.inf) -> list[Stages]:
-    """The cells of every schedule with every number of microbatches of the space."""
-    return [Stages(model, *kind, memory_gb, until) for kind in model.kinds]
 
 
 def _until(values: Floats) -> Floats:

@@ -6,10 +6,10 @@ import json
 import random
 import re
 import sys
-from functools import partial
-from itertools import chain, count
+from itertools import chain
 from math import comb
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -21,7 +21,6 @@ from tracekit.analysis.job.best_plans import sentence
 from tracekit.analysis.plans.best_plans import Bounds, SearchResult, search, space_size, step_times, timed
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import buckets_of_size, optimize
-from tracekit.analysis.plans.stages import Stages, TimeIsUp
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
@@ -69,10 +68,10 @@ def test_no_bound_is_above_the_step_that_it_bounds(seed: int) -> None:
         model["slowness"] = [pick.choice((1.0, 1.0, pick.uniform(1, 2))) for _ in range(stages)]
         read = msgspec.convert(model, PlanModel)
         for schedule in dict(read.kinds):
-            bounds = Bounds(Stages(read, schedule, pick.randint(1, 24), None))
+            bounds = Bounds(read, schedule, pick.randint(1, 24), None)
             leaves, _ = bounds.leaves(sys.float_info.max, 1 << 20)
             assert len(leaves.splits) == comb(len(read.layers) - 1, stages - 1)
-            steps_s = (step_times(bounds.cells, leaves.splits) - read.optimizer_s) * (1 + 1e-12)
+            steps_s = (step_times(bounds, leaves.splits) - read.optimizer_s) * (1 + 1e-12)
             assert (leaves.bound_s <= steps_s).all()
             assert bounds.least_s <= leaves.bound_s.min()
 
@@ -91,17 +90,10 @@ def test_a_search_ends_in_time_and_says_what_is_proven(
 ) -> None:
     """Every look at the clock takes a second, also while a kind of plan is set up, which takes 48 s."""
     read, whole = large
-    clock, looks = count(), [0]
-
-    def look(until: float) -> None:
-        looks.append(next(clock))
-        if looks[-1] >= until:
-            raise TimeIsUp
-
-    monkeypatch.setattr("tracekit.analysis.plans.stages.monotonic", partial(next, clock))
-    monkeypatch.setattr("tracekit.analysis.plans.best_plans.monotonic", partial(next, clock))
-    monkeypatch.setattr("tracekit.analysis.plans.best_plans.check_time", look)
-    early = search(read, None, until=limit)
+    looks: list[int] = []
+    clock = SimpleNamespace(monotonic=lambda: looks.append(len(looks)) or looks[-1])
+    monkeypatch.setattr("tracekit.base.limits.time", clock)
+    early = search(read, None, time_limit_s=limit)
     assert looks[-1] <= limit + 8
     assert 0 < early.bound_s <= whole.bound_s == whole.plans[0].step_time_s
     assert all(plan.step_time_s >= whole.bound_s for plan in early.plans)
