@@ -496,10 +496,7 @@ class FleetStudy:
 
 
 class ResultCache:
-    """The last `most` results, each read once: reading twice at a time takes twice the time and memory.
-
-    Reading twice at a time takes twice the time and memory.
-    """
+    """The last `most` results, each read once: reading twice at a time takes twice the time and memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
