@@ -146,7 +146,7 @@ def split_again(job: PipelineSubject, now: tuple[int, ...], then: tuple[int, ...
 
 
 def _split(job: PipelineSubject, model: StageModel, layers: tuple[int, ...]) -> Scale:
-    return Scale(job.table, model.factor(layers)[:, :, :, None, None, None])
+    return Scale(job.table, (model.chunk_s(layers) / model.chunk_s(model.layers))[:, :, :, None, None, None])
 
 
 def _listed(layers: Sequence[int]) -> str:

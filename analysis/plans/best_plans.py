@@ -315,10 +315,6 @@ class StageModel(Struct, frozen=True, eq=False):
             seconds[:, -1] += self.extra_s[:, -1]
         return seconds
 
-    def factor(self, layers: tuple[int, ...]) -> Floats:
-        """Cost with the split `layers` over current cost, [kinds, stages, chunks]."""
-        return self.chunk_s(layers) / self.chunk_s(self.layers)
-
 
 def stage_model(base_s: Floats, layers: tuple[int, ...]) -> StageModel:
     """Fit the model to `base_s`, seconds per chunk [kinds, stages, chunks].

@@ -196,61 +196,55 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
         return figures
 
 
-class WholeRuns(Struct, frozen=True, eq=False):
-    """Step times, seconds, of runs with so many microbatches: the median of each count, [counts].
+def line_of_runs(path: Path, counts: Sequence[int]) -> RunLine:
+    """The line T = a m + b through the step times of whole runs, and those of runs with these numbers of microbatches.
 
-    The line is T = a m + b. A run's error is relative. Where runs of one count agree better than the line is true, the
-    line's own error counts: across published runs of one model, others are off by up to 1 %.
+    A run's error is relative. Where runs of one count agree better than the line is true, the line's own error counts:
+    across published runs of one model, others are off by up to 1 %. Raises FormatError as `_medians`.
     """
+    microbatches, step_s = _medians(path)
+    # A relative error: rows are weighted by the step time.
+    rows = np.stack([microbatches, np.ones(len(microbatches))], axis=1) / step_s[:, None]
+    inverse = np.linalg.inv(rows.T @ rows)
+    a, b = inverse @ rows.sum(axis=0)
+    freedom = len(rows) - 2
+    off = float(np.sum((rows @ np.array([a, b]) - 1) ** 2))
+    relative = math.sqrt((off + _FREEDOM * OFF_THE_LINE**2) / (freedom + _FREEDOM))
+    times = []
+    for count in counts:
+        row = np.array([count, 1.0])
+        value = float(row @ np.array([a, b]))
+        error = relative * math.sqrt(float(row @ inverse @ row) + value**2) * student_beyond(0.025, freedom + _FREEDOM)
+        times.append(RunOfMicrobatches(count, ConfidenceInterval(value, max(value - error, 0.0), value + error)))
+    return RunLine(StepLine(float(a), float(b)), times)
 
-    microbatches: Floats
-    step_time_s: Floats
 
-    @classmethod
-    def read(cls, path: Path) -> WholeRuns:
-        """Read a file. Raises FormatError if it has no such columns, or runs of fewer than two counts."""
-        try:
-            rows = list(csv.DictReader(content_of(path).decode("utf-8-sig").splitlines()))
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise FormatError(f"{path}: {error}; expected a CSV file") from None
-        by_count: dict[float, list[float]] = {}
-        for number, row in enumerate(rows, 2):
-            values = [row.get(name) for name in ("microbatches", "step_time_s")]
-            if None in values:
-                raise FormatError(f"{path}: no column microbatches or step_time_s; expected microbatches,step_time_s")
-            count, step_s = (_number(value) for value in values)
-            if not (1 <= count <= _LARGEST and count % 1 == 0 and 0 < step_s <= _LARGEST):
-                raise FormatError(f"{path}, line {number}: {','.join(map(str, values))}; expected a count and seconds")
-            by_count.setdefault(count, []).append(step_s)
-        if len(by_count) < 2:
-            many = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
-            raise FormatError(f"{path}: {many}; a line needs runs with two counts or more")
-        counts = sorted(by_count)
-        medians = np.array([np.median(by_count[count]) for count in counts])
-        if medians[-1] <= medians[0]:
-            raise FormatError(
-                f"{path}: steps of {counts[-1]:g} microbatches take no longer than those of {counts[0]:g}"
-            )
-        return cls(np.array(counts), medians)
+def _medians(path: Path) -> tuple[Floats, Floats]:
+    """The numbers of microbatches in a file of runs, and the median step time of each, seconds, [counts] both.
 
-    def line(self, counts: Sequence[int]) -> RunLine:
-        """The line, and step times of runs with these numbers of microbatches."""
-        # A relative error: rows are weighted by the step time.
-        rows = np.stack([self.microbatches, np.ones(len(self.microbatches))], axis=1) / self.step_time_s[:, None]
-        inverse = np.linalg.inv(rows.T @ rows)
-        a, b = inverse @ rows.sum(axis=0)
-        freedom = len(rows) - 2
-        off = float(np.sum((rows @ np.array([a, b]) - 1) ** 2))
-        relative = math.sqrt((off + _FREEDOM * OFF_THE_LINE**2) / (freedom + _FREEDOM))
-        times = []
-        for count in counts:
-            row = np.array([count, 1.0])
-            value = float(row @ np.array([a, b]))
-            error = (
-                relative * math.sqrt(float(row @ inverse @ row) + value**2) * student_beyond(0.025, freedom + _FREEDOM)
-            )
-            times.append(RunOfMicrobatches(count, ConfidenceInterval(value, max(value - error, 0.0), value + error)))
-        return RunLine(StepLine(float(a), float(b)), times)
+    Raises FormatError if it has no such columns, or runs of fewer than two counts.
+    """
+    try:
+        rows = list(csv.DictReader(content_of(path).decode("utf-8-sig").splitlines()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path}: {error}; expected a CSV file") from None
+    by_count: dict[float, list[float]] = {}
+    for number, row in enumerate(rows, 2):
+        values = [row.get(name) for name in ("microbatches", "step_time_s")]
+        if None in values:
+            raise FormatError(f"{path}: no column microbatches or step_time_s; expected microbatches,step_time_s")
+        count, step_s = (_number(value) for value in values)
+        if not (1 <= count <= _LARGEST and count % 1 == 0 and 0 < step_s <= _LARGEST):
+            raise FormatError(f"{path}, line {number}: {','.join(map(str, values))}; expected a count and seconds")
+        by_count.setdefault(count, []).append(step_s)
+    if len(by_count) < 2:
+        many = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
+        raise FormatError(f"{path}: {many}; a line needs runs with two counts or more")
+    counts = sorted(by_count)
+    medians = np.array([np.median(by_count[count]) for count in counts])
+    if medians[-1] <= medians[0]:
+        raise FormatError(f"{path}: steps of {counts[-1]:g} microbatches take no longer than those of {counts[0]:g}")
+    return np.array(counts), medians
 
 
 def _number(text: str | None) -> float:

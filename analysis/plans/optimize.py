@@ -70,6 +70,9 @@ def optimize(
     error = max(error, (max(off_s.values()) - min(off_s.values())) / now.step_time_s)
     plans = _plans(model, result, off_s, now.step_time_s, error)
     best_s = plans[0].step_time_s if plans else None
+    reason = "no plan that fits was found in time; let the search last longer (--time-limit)"
+    if result.bound_s is None:
+        reason = f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
     return Optimum(
         step_time_s=PlanTimes(now.step_time_s, best_s),
         plans=plans,
@@ -77,7 +80,7 @@ def optimize(
             best_s is not None and in_time and _fits(model, now) and best_s >= now.step_time_s * (1 - error - ROUNDING)
         ),
         searched=Searched(space_size(model), result.replayed),
-        reason=None if plans else _reason(model, result),
+        reason=None if plans else reason,
         gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
         front=list(map(_front_plan, front(model, result, begun + time_limit_s))),
         limit_gb=model.memory_gb,
@@ -115,12 +118,6 @@ def _fits(model: PlanModel, plan: TimedPlan) -> bool:
 def _front_plan(plan: TimedPlan) -> FrontPlan:
     columns = {**to_builtins(plan.plan), "memory_gb": plan.memory_gb, "step_time_s": plan.step_time_s}
     return convert(columns, FrontPlan)
-
-
-def _reason(model: PlanModel, result: SearchResult) -> str:
-    if result.bound_s is not None:
-        return "no plan that fits was found in time; let the search last longer (--time-limit)"
-    return f"no plan fits into {model.memory_gb:g} GB; the smallest needs {least_memory_gb(model):.4g} GB"
 
 
 def least_memory_gb(model: PlanModel) -> float:

@@ -81,13 +81,13 @@ def optimize_command(
 
 
 def _print_runs(runs: Path, counts: str, *, as_json: bool) -> None:
-    from tracekit.analysis.plans.model import WholeRuns
+    from tracekit.analysis.plans.model import line_of_runs
     from tracekit.base.text import seconds
 
     asked = [int(text) if text.strip().isdecimal() else 0 for text in counts.split(",")]
     if not all(0 < count <= 1 << 20 for count in asked):
         raise SelectionError(f"--microbatches {counts!r:.100}; expected whole numbers from 1, such as 24,56")
-    result = WholeRuns.read(runs).line(asked)
+    result = line_of_runs(runs, asked)
     if as_json:
         click.echo(msgspec.json.encode(result))
         return

@@ -128,7 +128,9 @@ def test_the_model_of_stages_tells_layers_embedding_and_loss_apart():
     assert model.layer_s == pytest.approx([2e-3, 4e-3])
     assert model.extra_s[0] == pytest.approx([1e-3, 0, 0, 6e-3])
     assert model.chunk_s((7, 8, 9, 8)) == pytest.approx(base)
-    assert model.factor((8, 8, 8, 8))[0, :, 0] == pytest.approx([17 / 15, 1, 16 / 18, 1])
+    assert (model.chunk_s((8, 8, 8, 8)) / model.chunk_s(model.layers))[0, :, 0] == pytest.approx(
+        [17 / 15, 1, 16 / 18, 1]
+    )
 
 
 def test_noise_at_the_ends_is_no_embedding():
