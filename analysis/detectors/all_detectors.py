@@ -5,14 +5,13 @@ A detector is registered by one line here, or by an entry point of the group `tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import get_args, get_type_hints
 
 from tracekit.analysis.detectors.detector import Detector
-from tracekit.analysis.evidence.exchanges import may_have_experts
 from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.base.plug_ins import PlugIn, plug_ins
 
@@ -74,10 +73,8 @@ _DETECTORS = {
     "healthy": ("all_detectors.Healthy", JobKind.NONE),
 }
 
-#: Of kinds that few jobs have, what tells those jobs, so that no other job loads their modules.
-_NEEDS: dict[str, Callable[[Subject], bool]] = dict.fromkeys(
-    ("hot-expert", "hot-rank", "rotating", "skew", "unknown-loads"), may_have_experts
-)
+#: Kinds that only jobs with all-to-alls have, so that no other job loads their modules.
+_OF_EXCHANGES = {"hot-expert", "hot-rank", "rotating", "skew", "unknown-loads"}
 
 
 class PlugInError(Exception):
@@ -99,7 +96,7 @@ def detectors(kind: JobKind, job: Subject | None = None) -> tuple[Detector, ...]
 def own_detectors(kind: JobKind = JobKind.ANY, job: Subject | None = None) -> tuple[Detector, ...]:
     """Return the detectors of tracekit that look in jobs of a kind. `job`: as for `detectors`."""
     of_kind = [name for name, (_, where) in _DETECTORS.items() if where & kind or kind is JobKind.ANY]
-    return tuple(_own(name) for name in of_kind if job is None or name not in _NEEDS or _NEEDS[name](job))
+    return tuple(_own(name) for name in of_kind if job is None or name not in _OF_EXCHANGES or job.exchanges)
 
 
 def kinds() -> frozenset[str]:

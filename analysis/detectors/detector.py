@@ -16,8 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.evidence.subject import OF_RANKS, Cause, Names, Subject, listed
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import OF_RANKS, Cause, Names, Plan, Subject, listed
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import code_name, short
 from tracekit.report.finding import Figure, LossKind, Place, Spent

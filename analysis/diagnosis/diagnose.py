@@ -21,15 +21,13 @@ from tracekit.analysis.detectors.detector import Detector
 from tracekit.analysis.diagnosis.diagnosis import Assessment, Diagnosis, NamedLoss, PricedFix
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import act_of, assumed_by, best_fix, first_fix, fixes_of
-from tracekit.analysis.evidence.graph_subject import unprofiled_step
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
 from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.tables import encoded
-from tracekit.trace.canonical import SAMPLED
-from tracekit.trace.facts import Fact
+from tracekit.trace.facts import SAMPLED, Fact
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
@@ -184,7 +182,7 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
         return f"{most}{seconds(leading.saved_s)} of {recorded}, seen once"
     if not job.shows(Fact.COMPUTE):
         return f"{most}{seconds(headline.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
-    step, lost = unprofiled_step(job), seconds(headline.lost_s)
+    step, lost = job.unprofiled_step, seconds(headline.lost_s)
     in_few_steps = step is not None and headline.lost_s > step.value * job.steps_in_whole
     if step is not None and not in_few_steps:
         lost = seconds(headline.lost_s / job.steps_in_whole)
@@ -243,7 +241,7 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     assumes = f"; assumes {assumed}" if assumed else ""
     daily = job.daily and cause.once is None
     a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
-    step, estimate = unprofiled_step(job), best.saves_step_s
+    step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
         most = "at most " * best.bound
         between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
-from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.report.conclusions import Answer, Fix, Verdict
 from tracekit.report.finding import LossKind

@@ -38,8 +38,7 @@ from tracekit.analysis.diagnosis.price import paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import undecided
-from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.fixes.workers import balance_plans, general_plans, worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay import Method

@@ -18,9 +18,7 @@ from tracekit.analysis.detectors.all_detectors import detector_of, guarded
 from tracekit.analysis.detectors.detector import FINDINGS
 from tracekit.analysis.diagnosis.diagnosis import Assessment, PricedFix
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
-from tracekit.analysis.evidence.graph_subject import saves_step, unprofiled_step
-from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import did_you_mean, hidden, seconds
@@ -122,12 +120,12 @@ class _Pricer(Struct, frozen=True, eq=False):
         saving = self.job.unchanged - changed
         saved_s = float(saving.mean())
         error_s = self.job.saving_error_s(saving, [plan.change] if changes is None else changes)
-        step, saves = unprofiled_step(self.job), None
+        step, saves = self.job.unprofiled_step, None
         if plan.cause is not None and plan.change is plan.cause.change:
             saves = plan.cause.saves_step_s
         elif step is not None:
             of_plan = [plan.change] if changes is None else changes
-            saves = saves_step(self.job, [one for one in of_plan if one is not None], bound=plan.bound)
+            saves = self.job.saves_step([one for one in of_plan if one is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details

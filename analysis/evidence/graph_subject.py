@@ -15,21 +15,22 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.subject import Cause, JobKind, Names, Subject, evidence
+from tracekit.analysis.gpu.pace import PaceOfPeers
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.means import Estimate
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, step_times
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.comparable import UnexplainedTime
-    from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.measured_steps import MeasuredSteps, StepsOfRecording, WithoutProfiler
-    from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.recorded import Kept, Recorded, Waits
     from tracekit.analysis.graph.op_graph import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.finding import Place
+    from tracekit.report.hardware import GpuTimes
     from tracekit.trace.op import OpTrace
 
 #: Of a recording in which launches have no GPU op.
@@ -123,6 +124,13 @@ class GraphSubject(Subject, frozen=True, eq=False):
         """How long all GPUs idle at least, as far as known, seconds."""
         return 0.0
 
+    @cached_property
+    def exchanges(self) -> GraphSubject | None:
+        moved = pl.col("rows_received", "exchanges").is_not_null()
+        met = pl.any_horizontal(moved, pl.col("kind").cast(pl.String) == OpKind.ALL_TO_ALL).any()
+        marked = self.columns("rows_received", "exchanges", "kind").select(met).item()
+        return self if marked or self.expert_loads is not None else None
+
     @property
     def straggling_s(self) -> float:
         """What stragglers cost at least, by S, seconds."""
@@ -176,8 +184,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     @cached_property
     def pace(self) -> PaceOfPeers:
         """The ranks of the job, each compared with the others."""
-        from tracekit.analysis.gpu.pace import PaceOfPeers
-
         return PaceOfPeers(self.graph, self.replay)
 
     @cached_property
@@ -283,6 +289,30 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
             return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
         return super().everywhere
 
+    @property
+    def unprofiled_step(self) -> Estimate | None:
+        """See `Subject.unprofiled_step`: as measured or else replayed."""
+        without = unprofiled(self)
+        if without is None or self.measured is None:
+            return None if without is None else without.step_s
+        return self.measured.step_s
+
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        without = unprofiled(self)
+        return None if without is None else without.saves(changes, bound=bound, after=after)
+
+    def lost_by_step(self, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+        """See `Subject.lost_by_step`: of the steps that the profiler marked."""
+        del without
+        return marked_steps(self).numbers, self._replayed_s(()) - self._replayed_s((change,))
+
+    @cached_property
+    def _replayed_s(self) -> Callable[[tuple[Intervention, ...]], Floats]:
+        """How long each marked step takes after changes, seconds, [steps]."""
+        return cache(partial(marked_steps(self).replayed_s, self.replay))
+
 
 @evidence(RecordingSubject)
 def marked_steps(job: RecordingSubject) -> StepsOfRecording:
@@ -352,15 +382,6 @@ def _at_factors(
     return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, factors, after)
 
 
-@evidence(RecordingSubject)
-def unprofiled_step(job: RecordingSubject) -> Estimate | None:
-    """The step without the profiler, seconds, as measured or else replayed; None if that is not known."""
-    without = unprofiled(job)
-    if without is None or job.measured is None:
-        return None if without is None else without.step_s
-    return job.measured.step_s
-
-
 @evidence(GraphSubject)
 def profiled_steps_s(job: GraphSubject) -> Floats:
     """How long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
@@ -370,7 +391,7 @@ def profiled_steps_s(job: GraphSubject) -> Floats:
 
 def in_production_s(job: GraphSubject) -> float:
     """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
-    step = unprofiled_step(job)
+    step = job.unprofiled_step
     return job.recorded_s if step is None else step.value * job.steps_in_whole
 
 
@@ -383,33 +404,5 @@ def profiler_s(job: RecordingSubject) -> float:
 
 def worth_s(job: Subject, finding: Cause) -> float:
     """Return what the end of a finding saves of the steps without the profiler, or of the recording, seconds."""
-    in_production = unprofiled_step(job) is not None and finding.saves_step_s is not None
+    in_production = job.unprofiled_step is not None and finding.saves_step_s is not None
     return finding.worth_s * job.steps_in_whole if in_production else finding.saved_s
-
-
-def saves_step(
-    job: Subject, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
-) -> Estimate | None:
-    """Return what these changes save of the step without the profiler. `bound`: at most so much. `after`: once that
-    is done.
-    """
-    without = unprofiled(job)
-    return None if without is None else without.saves(changes, bound=bound, after=after)
-
-
-@evidence(RecordingSubject)
-def _replayed_s(job: RecordingSubject) -> tuple[Sequence[int], Callable[[tuple[Intervention, ...]], Floats]]:
-    """The marked steps of a recording, and how long each takes after changes, seconds, [steps]."""
-    return marked_steps(job).numbers, cache(partial(marked_steps(job).replayed_s, job.replay))
-
-
-def lost_by_step(job: Subject, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
-    """Return training steps, and what each loses to what a change takes away, seconds, [steps].
-
-    `without`: the step times after the change, seconds.
-    """
-    replayed_s = _replayed_s(job)
-    if replayed_s is None:
-        return job.steps.tolist(), job.unchanged - without
-    steps, times_s = replayed_s
-    return steps, times_s(()) - times_s((change,))

@@ -28,8 +28,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.robust import median, of_peers, safe, sampled
 from tracekit.analysis.whatif.interventions import Intervention, NoDelays, Scale, ScaleDelays, Together
 from tracekit.trace.canonical import RUN_QUEUE
-from tracekit.trace.model import OpKind
-from tracekit.trace.units import LONGEST_S
+from tracekit.trace.model import LONGEST_S, OpKind
 
 _NO_DELAYS = NoDelays()
 

@@ -28,8 +28,10 @@ from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, To
 from tracekit.trace.canonical import Trace
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
+from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.experts.loads import Loads
     from tracekit.report.finding import Place
 
@@ -243,6 +245,29 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def pauses(self) -> Pauses | None:
         """Pauses in computes; None if the job has no forwards or no backwards."""
         return self.computes.pauses
+
+    @property
+    def exchanges(self) -> GraphSubject | None:
+        if not {SENT, RECEIVED} <= {*self.trace.ops.columns} or self.stages > 1:
+            return None  # as of most pipelines: they need no module of graphs
+        from tracekit.analysis.evidence.pipeline_experts import exchanges_of
+
+        return exchanges_of(self)
+
+    def of_exchanges(self, change: Intervention) -> Intervention | None:
+        """See `Subject.of_exchanges`: what loads of experts explain, or may explain, all together."""
+        del change
+        from tracekit.analysis.evidence.pipeline_experts import even_experts
+
+        return even_experts(self)
+
+    @property
+    def beyond_experts(self) -> PipelineSubject:
+        if self.exchanges is None:
+            return self
+        from tracekit.analysis.evidence.pipeline_experts import beyond_experts
+
+        return beyond_experts(self)
 
     @property
     def lockstep(self) -> Lockstep | None:

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import SLOW_WORKERS, stage_slowness, usual_base_s
-from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.plan import LAYERS, MACHINE, Plan, check_layers, layers_of
+from tracekit.analysis.evidence.subject import LAYERS, MACHINE, Cause, Plan
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.plans.best_plans import OneLane, StageModel, best_split, stage_model
 from tracekit.analysis.whatif.interventions import Scale
@@ -52,9 +51,9 @@ def layer_plans(
     slow = next((cause for cause in machines if cause.where.workers and cause.where.host is None), None)
     if uneven is None and slow is None:
         return
-    check_layers(job.trace, layers)
+    job.trace.check_layers(layers)
     # Without the slowness of a worker, which is no work of its stage: a fix of the worker takes it away.
-    split, base_s = layers_of(job.trace, layers), usual_base_s(job)
+    split, base_s = job.trace.layers(layers), usual_base_s(job)
     for cause, around in ((uneven, False), (slow, True)):
         if cause is None:
             continue
@@ -137,7 +136,7 @@ def split_again(job: PipelineSubject, now: tuple[int, ...], then: tuple[int, ...
     """The layers of each stage `then` in place of `now`, as fixes split them. Raises SelectionError for splits that do
     not fit the job.
     """
-    check_layers(job.trace, now)
+    job.trace.check_layers(now)
     if len(then) != len(now) or sum(then) != sum(now):
         raise SelectionError(f"layers={_listed(now)}>{_listed(then)}: expected {sum(now)} layers on {len(now)} stages")
     if job.profile is None or job.stages < 2:

@@ -12,9 +12,8 @@ from msgspec import Struct
 from tracekit.analysis.evidence.congestion import rings_faster
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives
 from tracekit.analysis.evidence.slow_workers import as_fast_as_peers, microbatch_cost, worker_factor
-from tracekit.analysis.evidence.subject import Cause, Names
+from tracekit.analysis.evidence.subject import MACHINE, SPEED_OF_PEERS, Cause, Names, Plan
 from tracekit.analysis.evidence.transfers import traffic_of
-from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.analysis.numeric.robust import safe
 from tracekit.analysis.whatif.interventions import Scale

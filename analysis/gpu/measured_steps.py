@@ -23,7 +23,8 @@ from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Intervention, LessRecording, QueuedAhead, changed
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, seconds, short
-from tracekit.trace.canonical import COLLECTED, Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.facts import COLLECTED
 from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:

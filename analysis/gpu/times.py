@@ -19,7 +19,9 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.gpu_times import (
+from tracekit.analysis.gpu.roofline import Card, shape_times
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
+from tracekit.report.hardware import (
     BeforeFirst,
     GpuTimes,
     IdleTime,
@@ -33,8 +35,6 @@ from tracekit.analysis.gpu.gpu_times import (
     Synchronisation,
     Transfer,
 )
-from tracekit.analysis.gpu.roofline import Card, shape_times
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
 from tracekit.trace.gpu_activity import Activity, IdleReason, KernelClass
 from tracekit.trace.gpu_recording import GpuRecording
 

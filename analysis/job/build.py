@@ -195,8 +195,8 @@ def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings
     """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
     if there are none.
     """
-    if evidence is None and not asked.wants_experts:  # as of most jobs: they need none of these modules
-        return None
+    if (evidence is None or evidence.exchanges is None) and not asked.wants_experts:
+        return None  # as of most jobs: they need none of these modules
     from tracekit.analysis.detectors.uneven_experts import other_causes
     from tracekit.analysis.evidence.exchanges import experts_of, uneven_experts
     from tracekit.analysis.experts.balance import ExpertJob

@@ -23,9 +23,7 @@ from tracekit.analysis.evidence.graph_subject import (
     RecordingSubject,
     profiled_steps_s,
     recording_factors,
-    unprofiled_step,
 )
-from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
@@ -33,7 +31,7 @@ from tracekit.analysis.job.job import Analysis, ReportOptions, refused_measured
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.hardware import OnGpu, Unprofiled, gpu_tables, in_report
+from tracekit.report.hardware import GpuTimes, OnGpu, Unprofiled, gpu_tables, in_report
 from tracekit.report.questions import ByLabel, Overlap, Question, label_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.tables import (
@@ -395,7 +393,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        job, step = self.evidence, unprofiled_step(self.evidence)
+        job, step = self.evidence, self.evidence.unprofiled_step
         if step is None or rank not in job.summary.costs:
             return _NO_OVERHEAD
         cost, profiled_s = job.summary.costs[rank], float(profiled_steps_s(job).mean())

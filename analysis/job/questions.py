@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.means import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -29,7 +28,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
-from tracekit.report.questions import ByLabel, Question
+from tracekit.report.questions import Question
 
 if TYPE_CHECKING:
     from tracekit.analysis.diagnosis.diagnosis import PricedFix
@@ -144,12 +143,3 @@ def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention
     freed = pace.freed(pace.ranks_with_all_calls(like_peers))
     edited = [] if cost is pace.cost else [SetOps(cost)]
     return [*([] if freed is None else [freed]), *edited, *changes]
-
-
-def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:
-    """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
-
-    Raises SelectionError for a label that the job does not have, or one with too many values.
-    """
-    names = tuple(label.strip() for label in labels)
-    return ByLabel(names, attribute_by(replay, names))

@@ -24,10 +24,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.graph import Posting
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.graph.lanes import StructureKey
 from tracekit.analysis.graph.op_grid import paired_rows
-from tracekit.analysis.graph.posting import HOST_KINDS, Posting
+from tracekit.analysis.graph.posting import HOST_KINDS
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name

@@ -11,7 +11,8 @@ import pytest
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, Trace
+from tracekit.trace.canonical import DEVICE_CLOCK, Trace
+from tracekit.trace.facts import COLLECTED
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
 SLOW = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [[("forward-compute", 0.2), ("backward-compute", 0.4)]], steps=8)

@@ -22,18 +22,8 @@ from msgspec import UNSET, Struct
 
 import tracekit
 from tracekit.analysis.attribution.patterns import Stall
-from tracekit.analysis.graph.posting import PostingRule
+from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.rl.account import (
-    Generation,
-    Loss,
-    LossTime,
-    PhaseTime,
-    Price,
-    Sides,
-    ToolsBound,
-    Unlike,
-)
 from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
@@ -54,6 +44,7 @@ from tracekit.report.conclusions import (
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import GpuInReport, MetricsInReport, OnGpu
 from tracekit.report.questions import Bubbles, Experts, Overlap, Question
+from tracekit.report.rl_step import Generation, Loss, LossTime, PhaseTime, Price, Sides, ToolsBound, Unlike
 from tracekit.report.tables import (
     ClockOfRank,
     ClockReport,

@@ -16,10 +16,8 @@ from typing import Any, BinaryIO, ClassVar, Literal
 import numpy as np
 import polars as pl
 
-from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable, quoted
-from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION, TRACE_FILE, read_columns, read_header
 from tracekit.trace.model import ProcessGroup, TraceKind
 
 
@@ -71,11 +69,16 @@ class OpTrace:
 
     def write_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write the op trace; replaces only another trace. Raises OutputError."""
+        from tracekit.base.atomic_write import replacing
+        from tracekit.trace.canonical import TRACE_FILE  # most recordings of GPUs become no file
+
         with replacing(path, TRACE_FILE) as temporary, open(temporary, "wb") as file:
             self.write_to(file)
 
     def write_to(self, file: BinaryIO) -> None:
         """Write the content of the Parquet file."""
+        from tracekit.trace.canonical import METADATA_KEY, OP_TRACE_VERSION
+
         header = {
             "schema_version": OP_TRACE_VERSION,
             "name": self.name,
@@ -89,6 +92,8 @@ class OpTrace:
 
 def read_op_trace(path: str | os.PathLike[str]) -> OpTrace:
     """Read an op trace. Raises FormatError if the file is not one."""
+    from tracekit.trace.canonical import OP_TRACE_VERSION, read_columns, read_header
+
     header = read_header(path)
     if header is None or header.get("schema_version") != OP_TRACE_VERSION:
         raise FormatError(f"{path}: not an op trace (schema version {OP_TRACE_VERSION}); see docs/traces.md")

@@ -17,7 +17,6 @@ import polars as pl
 
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.limits import check_pattern, search
-from tracekit.base.processes import answers_of
 from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_work import PHASES
@@ -85,6 +84,8 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     ):
         yield from map(read_file, files)
         return
+    from tracekit.base.processes import answers_of  # most recordings need no processes of their own
+
     yield from answers_of(_READ, files, processes)
 
 
