@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from tracekit.analysis.attribution.gate import Gate
-from tracekit.analysis.detectors.all_detectors import own_detectors
+from tracekit.analysis.detectors.detector import own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.analysis.job.history import History

@@ -295,7 +295,7 @@ def test_only_a_plug_in_costs_the_import_of_the_metadata() -> None:
     """Looking for detectors reads small files; `importlib.metadata` takes longer to import than all of that."""
     code = """
 import sys
-from tracekit.analysis.detectors.all_detectors import detectors
+from tracekit.analysis.detectors.detector import detectors
 from tracekit.analysis.evidence.subject import JobKind
 before = "importlib.metadata" in sys.modules
 detectors(JobKind.ANY)

@@ -48,7 +48,7 @@ from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confid
 from tracekit.report.hardware import GpuTimes
 from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.gpu_recording import OF_TORCH
+from tracekit.trace.op import OF_TORCH
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat

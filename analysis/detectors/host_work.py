@@ -14,7 +14,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, data_lo
 from tracekit.analysis.evidence.slow_workers import slow_workers, worker_factor
 from tracekit.analysis.evidence.subject import SPEED_OF_PEERS, evidence
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.analysis.whatif.interventions import NoOverlap, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import ratio, seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from

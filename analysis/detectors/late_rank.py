@@ -11,8 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, even_pace
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, at_pace, culprit_of, even_pace
 from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE, Behind, Part
 from tracekit.analysis.gpu.times import grid_blocks

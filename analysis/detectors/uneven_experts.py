@@ -8,8 +8,7 @@ from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.late_rank import OneLaunchQueue
-from tracekit.analysis.evidence.exchanges import culprit_of, experts_of, uneven_experts, unknown_loads
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, culprit_of, experts_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.experts.expert_loads import EXPERT_LOADS
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE

@@ -9,30 +9,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
-from tracekit.analysis.detectors.all_detectors import (
+from tracekit.analysis.detectors.detector import (
+    FINDINGS,
+    Advice,
+    Candidate,
+    Detector,
     Healthy,
     Unexplained,
+    advice_text,
     detector_of,
     guarded,
     is_plug_in,
     own_detectors,
+    remedy_for,
 )
-from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate, Detector, advice_text, remedy_for
-from tracekit.analysis.diagnosis.diagnosis import Assessment
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.text import cost, hidden, quoted, seconds, steps_text
 from tracekit.report import conclusions
 from tracekit.report.finding import NEEDS, Figure, LossKind, Place, SeenOnce, Unit, as_confidence
 from tracekit.trace.facts import Fact
+
+if TYPE_CHECKING:
+    from tracekit.analysis.diagnosis.diagnosis import Assessment
 
 #: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
 #: less than half of what all fixes save, is not a first step.

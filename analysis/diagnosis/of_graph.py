@@ -16,9 +16,9 @@ from tracekit.analysis.attribution.attribution import (
     SMALLEST_SLOWDOWN,
     ReplayTrust,
 )
-from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
-from tracekit.analysis.evidence.exchanges import culprit_of, uneven_experts, unknown_loads
+from tracekit.analysis.detectors.detector import detector_of
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of
+from tracekit.analysis.diagnosis.price import PricedFix
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
     exposed_communication_s,
@@ -31,8 +31,11 @@ from tracekit.analysis.evidence.gpu_losses import (
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    culprit_of,
     in_production_s,
     profiled_steps_s,
+    uneven_experts,
+    unknown_loads,
     worth_s,
 )
 from tracekit.analysis.evidence.subject import Cause

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tracekit.analysis.attribution.attribution import ReplayTrust
-from tracekit.analysis.detectors.all_detectors import detector_of
-from tracekit.analysis.detectors.detector import FINDINGS
+from tracekit.analysis.detectors.detector import FINDINGS, detector_of
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of
 from tracekit.analysis.evidence.rl_subject import RlSubject

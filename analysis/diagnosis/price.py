@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.all_detectors import detector_of, guarded
-from tracekit.analysis.detectors.detector import FINDINGS
-from tracekit.analysis.diagnosis.diagnosis import Assessment, PricedFix
+from tracekit.analysis.detectors.detector import FINDINGS, detector_of, guarded
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
 from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import did_you_mean, hidden, seconds
+from tracekit.report.conclusions import Fix
 from tracekit.report.finding import Place
+
+if TYPE_CHECKING:
+    from tracekit.analysis.diagnosis.diagnosis import Assessment
 
 #: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01
@@ -34,6 +36,38 @@ HIDDEN = "saves nothing until the other causes are gone, see the combination"
 IN_VAIN = "it gives back next to nothing here"
 #: The fix that does several others together.
 COMBINATION = "combination"
+
+
+class PricedFix(Fix, frozen=True, kw_only=True):
+    """One fix, with the change that prices it; its figures are there, even if they are `withheld`.
+
+    `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
+    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `extra_s`:
+    seconds that it adds to each step.
+    """
+
+    new_step_s: float
+    saved_s: float
+    saved_gpu_hours_per_day: float
+    change: Any = None
+    reached: str | None = None
+    around: bool = False
+    excludes: tuple[str, ...] = ()
+    extra_s: float = 0.0
+
+    @property
+    def fix(self) -> Fix:
+        """What a report has of it: no figures if they are withheld."""
+        fix = Fix(**{name: getattr(self, name) for name in Fix.__struct_fields__})
+        if self.withheld is None:
+            return fix
+        return replace(fix, new_step_s=None, saved_s=None, saved_gpu_hours_per_day=None)
+
+    @property
+    def share(self) -> float:
+        """What it saves, as a share of the step."""
+        now_s = self.unprofiled_step_s if self.saves_step_s is not None else self.new_step_s + self.saved_s
+        return self.worth_s / (now_s or float("inf"))
 
 
 def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, ...]:

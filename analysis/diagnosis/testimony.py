@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.all_detectors import detector_of
 from tracekit.analysis.detectors.detector import (
     LOW_CLOCK,
     SAME_CARD,
     SAME_CLOCK,
     THROTTLED_HOST,
     THROTTLED_RANK,
+    detector_of,
     remedy_for,
 )
 from tracekit.analysis.diagnosis.find import acting

@@ -14,15 +14,18 @@ import polars as pl
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Parts
-from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    at_pace,
+    culprit_of,
     in_production_s,
     profiler_s,
+    uneven_experts,
+    unknown_loads,
 )
 from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.gpu.host_ops import QUEUE
+from tracekit.analysis.gpu.op_trace import QUEUE
 from tracekit.analysis.gpu.pace import exposed_s
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, numbered
 from tracekit.analysis.whatif.interventions import Intervention, LessTime, QueuedAhead, Together

@@ -9,8 +9,7 @@ import numpy as np
 import polars as pl
 from msgspec import structs
 
-from tracekit.analysis.evidence.exchanges import even_pace
-from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
+from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, even_pace
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, backwards, forwards
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_graph import fold

@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued
 from tracekit.analysis.evidence.subject import Evidence, JobKind, Names, Subject, evidence
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, median, safe
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, Together, scaled, step_times
 from tracekit.trace.canonical import Trace

@@ -17,8 +17,7 @@ from msgspec import Struct, field
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Parts
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.means import Estimate, saving_error_s
-from tracekit.analysis.numeric.robust import NOTHING
+from tracekit.analysis.numeric.statistics import NOTHING, Estimate, saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.text import hidden, runs, short
 from tracekit.report.conclusions import Finding

@@ -43,7 +43,7 @@ import polars as pl
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, dense
-from tracekit.analysis.numeric.means import student_tail
+from tracekit.analysis.numeric.statistics import student_tail
 from tracekit.analysis.replay.graph_replay import Durations, GraphReplay
 from tracekit.analysis.whatif.interventions import RECORDED, Restructure, SetOps, step_times_each
 from tracekit.trace.gpu_activity import KernelClass

@@ -45,7 +45,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints, dense, numbered
 from tracekit.base.text import ranks_text, seconds
 from tracekit.report.hardware import GpuTimes
 from tracekit.trace.gpu_activity import KernelClass, ProfilerCost
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
 MOST_RANKS = 16

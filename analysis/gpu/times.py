@@ -36,7 +36,7 @@ from tracekit.report.hardware import (
     Transfer,
 )
 from tracekit.trace.gpu_activity import Activity, IdleReason, KernelClass
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: At most so many kernels, operators, calls, and names of a reason.
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4

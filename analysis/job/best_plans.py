@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tracekit.analysis.fixes.layers import split_again
+from tracekit.analysis.fixes import split_again
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.from_recording import recorded_model

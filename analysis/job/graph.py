@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_graph import graph_assessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
@@ -30,8 +30,7 @@ from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Ch
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.report.questions import Question
-from tracekit.trace.gpu_recording import GpuRecording
-from tracekit.trace.op import OpTrace
+from tracekit.trace.op import GpuRecording, OpTrace
 
 if TYPE_CHECKING:
     from tracekit.trace.chrome import OpTimeline

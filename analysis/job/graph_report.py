@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 from msgspec import UNSET, Struct, structs
@@ -16,15 +16,14 @@ from msgspec import UNSET, Struct, structs
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
-from tracekit.analysis.evidence.exchanges import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    culprit_of,
     profiled_steps_s,
     recording_factors,
 )
-from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
 from tracekit.analysis.job.job import Analysis, ReportOptions, refused_measured
@@ -47,6 +46,9 @@ from tracekit.report.tables import (
     WaitFor,
 )
 from tracekit.trace.facts import Fact
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 
 #: The most rows of ranks on a first screen, and in their own table.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 import tracekit
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.report.questions import ByLabel
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
+    from tracekit.analysis.diagnosis.diagnosis import Diagnosis
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads

@@ -17,8 +17,7 @@ from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution, gaps_text
 from tracekit.analysis.attribution.patterns import stalls_of
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.graph import Posting

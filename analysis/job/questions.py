@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import saving_error_s
+from tracekit.analysis.numeric.statistics import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import (
     ORIGINAL,
@@ -31,7 +31,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.report.questions import Question
 
 if TYPE_CHECKING:
-    from tracekit.analysis.diagnosis.diagnosis import PricedFix
+    from tracekit.analysis.diagnosis.price import PricedFix
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 
@@ -80,7 +80,7 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
 def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator[Intervention]:
     """What the terms of an edit change in a pipeline."""
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
-    from tracekit.analysis.fixes.layers import split_again
+    from tracekit.analysis.fixes import split_again
 
     graph, durations = evidence.replay.graph, evidence.replay.durations
     priced = cache(partial(_priced_fixes, evidence))
@@ -96,14 +96,14 @@ def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator
 
 
 def _priced_fixes(evidence: PipelineSubject) -> Sequence[PricedFix]:
-    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 
     return diagnose(PipelineAssessment(evidence)).fixes
 
 
 def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[PricedFix]:
-    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_graph import graph_assessment
 
     return diagnose(graph_assessment(evidence)).fixes

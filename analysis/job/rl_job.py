@@ -15,8 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
-from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl_subject import RlSubject

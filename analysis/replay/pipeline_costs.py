@@ -32,7 +32,7 @@ from tracekit.analysis.graph.posting import HOST_KINDS
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
-from tracekit.analysis.numeric.robust import lower_median, lower_median_of, lower_quantile
+from tracekit.analysis.numeric.statistics import lower_median, lower_median_of, lower_quantile
 from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.graph_replay import Durations, split_durations
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind

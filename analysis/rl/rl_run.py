@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.means import saving_error_s
+from tracekit.analysis.numeric.statistics import saving_error_s
 from tracekit.analysis.rl.account import UNEXPLAINED, RlAccount, Run, leading, unlike
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted

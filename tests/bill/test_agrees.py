@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from judges import kinetosim, rlsim
 from tests.properties import examples
-from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.job.job import Job
 from tracekit.bill.account import bill_of_job
 from tracekit.report.finding import Place

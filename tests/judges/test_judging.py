@@ -14,7 +14,7 @@ from judges.eventsim.truth import mean_step_s, truths, without
 from judges.eventsim.uneven import SkewedData
 from judges.judging import ACCEPTED, judge
 from tests.judges.test_eventsim import exact
-from tracekit.analysis.detectors.all_detectors import own_detectors
+from tracekit.analysis.detectors.detector import own_detectors
 from tracekit.analysis.evidence.subject import JobKind
 
 SHAPE = Shape(dp=4, pp=1, microbatches=4, steps=3)

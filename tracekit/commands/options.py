@@ -446,7 +446,7 @@ class Condition:
 
 
 def _kinds() -> Collection[str]:
-    from tracekit.analysis.detectors.all_detectors import kinds
+    from tracekit.analysis.detectors.detector import kinds
 
     return kinds()
 

@@ -172,7 +172,7 @@ def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
 
 
 def _check_parts(parts: Sequence[str]) -> None:
-    from tracekit.analysis.detectors.all_detectors import parts as parts_of_ranks
+    from tracekit.analysis.detectors.detector import parts as parts_of_ranks
 
     expected = parts_of_ranks()
     if unknown := [name for name in parts if name not in expected]:

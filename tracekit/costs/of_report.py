@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.costs.claimed import ALL, LEAST_S, USEFUL, BillPart, Claim, ClaimedCosts, PlacedLoss
 from tracekit.report.conclusions import UNEXPLAINED, Finding

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Spent

@@ -24,7 +24,6 @@ import tracekit
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
@@ -385,6 +384,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[str]) -> None:
     """Write tables by name as CSV files: see `Report.write_csv`."""
+    from tracekit.base.atomic_write import replacing
+
     folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)

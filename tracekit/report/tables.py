@@ -11,15 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.replay import Method
-from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.trace.model import Layout, OpKind, Worker
+
+if TYPE_CHECKING:
+    from tracekit.base.atomic_write import Kind
 
 #: The numbers of colours.
 TONES = range(7)
@@ -438,6 +440,8 @@ def _rows_or_number(thing: Any) -> Any:
 
 def csv_kind(name: str, columns: Iterable[str]) -> Kind:
     """CSV files with these columns. `name`: as of `Kind`."""
+    from tracekit.base.atomic_write import Kind, starting_with  # most reports are not written as CSV
+
     return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
 
 

@@ -31,7 +31,7 @@ from tracekit.collectors.importers.kineto.rank_placement import (
 )
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.gpu_activity import Activity, KernelClass, class_of
-from tracekit.trace.gpu_recording import (
+from tracekit.trace.op import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,

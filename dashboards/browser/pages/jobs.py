@@ -17,7 +17,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
-from tracekit.analysis.detectors.all_detectors import detector_of
+from tracekit.analysis.detectors.detector import detector_of
 from tracekit.base.errors import SelectionError
 from tracekit.base.paths import adding, command
 from tracekit.base.text import counted, printable, ranks_text, short

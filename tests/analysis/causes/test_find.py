@@ -21,7 +21,7 @@ from tests.analysis.causes.corpus import (
 )
 from tests.analysis.causes.disturbed import disturbed, one_worker
 from tracekit.analysis.attribution.attribute import forward_backward_correlation
-from tracekit.analysis.detectors.all_detectors import own_detectors
+from tracekit.analysis.detectors.detector import own_detectors
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD

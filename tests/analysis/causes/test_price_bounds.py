@@ -19,7 +19,7 @@ from tests.analysis.causes.corpus import specs
 from tests.analysis.causes.test_off_cpu import sleeps_and_stops
 from tests.analysis.causes.test_rules_host import job as host_job
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
-from tracekit.analysis.detectors.all_detectors import own_detectors
+from tracekit.analysis.detectors.detector import own_detectors
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.synth import synthesize
 from tracekit.trace.canonical import Trace

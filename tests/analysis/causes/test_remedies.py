@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.analysis.causes.test_naming import NAMES
-from tracekit.analysis.detectors.all_detectors import own_detectors
 from tracekit.analysis.detectors.any_job import BadWorker
-from tracekit.analysis.detectors.detector import advice_text, remedy_for
+from tracekit.analysis.detectors.detector import advice_text, own_detectors, remedy_for
 from tracekit.analysis.detectors.slow_computes import SlowRankOfWorker
 from tracekit.analysis.evidence.subject import JobKind, Names
 from tracekit.report.finding import Link, Place

@@ -17,7 +17,7 @@ from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.handmade import run as command
 from tests.handmade import slow_trace
 from tracekit.dashboards.browser.data.hang_graph import fold, wait_graph
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Incoming, Store
 
 #: Names come from outside, and are text.

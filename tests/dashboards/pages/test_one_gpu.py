@@ -27,7 +27,7 @@ from tracekit.dashboards.browser.data.replays import QueryAction, WhatifAnswer, 
 from tracekit.dashboards.browser.ui.figures import memory_over_time
 from tracekit.dashboards.figures.charts import picture
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.report.hardware import MemoryPoint, MemoryTimes
 from tracekit.store import Incoming, Store, TraceKind
 
