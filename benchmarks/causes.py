@@ -102,7 +102,7 @@ def _prices() -> str:
 
 def _cost() -> str:
     from tracekit.analysis.attribution.attribute import attribute
-    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.replay.engine import JobReplay

@@ -18,8 +18,7 @@ from benchmarks.core import REFERENCE
 from benchmarks.measure import measure, table, tracekit
 from judges.kinetoinject import Delay, Moments
 from judges.kinetosim import Job, Trouble
-from tracekit.analysis.gpu.behind import BlamedRank, find_culprit, saved_by_rank
-from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.pace import BlamedRank, PaceOfPeers, find_culprit, saved_by_rank
 from tracekit.analysis.gpu.recorded import measure_waits
 from tracekit.analysis.job.graph import RecordingJob
 from tracekit.report.report import Report

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.measure import tracekit
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import margins
+from tracekit.analysis.numeric.statistics import margins
 from tracekit.sources.load import load_from_store
 from tracekit.store import Store
 

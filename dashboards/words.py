@@ -29,7 +29,7 @@ from tracekit.report.conclusions import Answer, Fix, RunCause, RunVerdict, State
 from tracekit.report.finding import LossKind, kind_words
 from tracekit.report.report import Report
 from tracekit.report.tables import BarTimeline, OfWorker, Picture, Section, Series, ShareGrid, Table
-from tracekit.trace.units import EARLIEST_S
+from tracekit.trace.model import EARLIEST_S
 
 #: Limits of further causes, clocks and stalls in an answer.
 MOST_CAUSES = 3

@@ -14,8 +14,9 @@ from tests.analysis.rl.logs import lines, write
 from tests.handmade import run
 from tests.outputs import report_schema
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
-from tracekit.analysis.rl.account import LossTime, RlAccount
+from tracekit.analysis.rl.account import RlAccount
 from tracekit.dashboards.documents.markdown import markdown
+from tracekit.report.rl_step import LossTime
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)

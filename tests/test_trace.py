@@ -22,9 +22,8 @@ from tracekit.collectors.importers.published import read_published
 from tracekit.trace import canonical
 from tracekit.trace.canonical import Trace, read_parquet
 from tracekit.trace.facts import gpu_uuids
-from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, Layout, OpKind, Worker, kind_groups
+from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, LONGEST_S, Layout, OpKind, Worker, kind_groups
 from tracekit.trace.schema import SCHEMA, Origin, _check_identity, step_positions
-from tracekit.trace.units import LONGEST_S
 
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 

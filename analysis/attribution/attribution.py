@@ -25,8 +25,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, combinations
-from tracekit.analysis.numeric.means import ratio_margins
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, sample_stride
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, NOTHING, ratio_margins, sample_stride
 from tracekit.analysis.replay.kernel import Costs
 from tracekit.base.text import seconds
 from tracekit.trace.model import OpKind, Worker

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.graph.compiled import UNLABELLED, LabelledBlock, LabelledGraph, Mask, Value, label_values
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, combinations
-from tracekit.analysis.numeric.means import ratio_margins
+from tracekit.analysis.numeric.statistics import ratio_margins
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, addition, removal, step_times, step_times_each
 from tracekit.analysis.whatif.selection import Context, Selection

@@ -23,7 +23,6 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, combin
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.replay.kernel import Timeline, replay_timelines
 from tracekit.analysis.whatif.interventions import Intervention, changed
-from tracekit.trace.schema import KIND_TYPE
 
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
@@ -161,6 +160,8 @@ def _last_lanes(last: Floats, bounds: Ints) -> Ints:
 
 def critical_ops(replay: JobReplay, changes: Sequence[Intervention]) -> pl.DataFrame:
     """The critical path of a pipeline job as a frame: step, dp_rank, pp_rank, kind and seq of its ops, in order."""
+    from tracekit.trace.schema import KIND_TYPE  # recordings of GPUs have no columns of pipelines
+
     path, graph = critical_path(replay, changes), replay.graph
     frames = []
     for number, block in enumerate(graph.blocks):

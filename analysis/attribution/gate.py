@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.attribution.by_label import Spent, SpentPart
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import (
+from tracekit.analysis.numeric.statistics import (
     MeanDifferences,
     differences_from_runs,
     differences_of_means,

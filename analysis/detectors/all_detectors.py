@@ -5,10 +5,7 @@ A line adds a detector (docs/detectors.md); other packages name theirs as entry 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tracekit.analysis.evidence.exchanges import may_have_experts
-from tracekit.analysis.evidence.subject import JobKind, Subject
+from tracekit.analysis.evidence.subject import JobKind
 
 #: Of each kind of finding, the module and class of its detector, and the kinds of jobs in which that looks.
 DETECTORS = {
@@ -68,7 +65,5 @@ DETECTORS = {
     "healthy": ("detector.Healthy", JobKind.NONE),
 }
 
-#: Of kinds that few jobs have, what tells those jobs, so that no other job loads their modules.
-NEEDS_OF_JOBS: dict[str, Callable[[Subject], bool]] = dict.fromkeys(
-    ("hot-expert", "hot-rank", "rotating", "skew", "unknown-loads"), may_have_experts
-)
+#: Kinds that only jobs with all-to-alls have, so that no other job loads their modules.
+OF_EXCHANGES = {"hot-expert", "hot-rank", "rotating", "skew", "unknown-loads"}

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from msgspec import structs
 
 from tracekit.analysis.detectors.detector import SLOW_RANK, Advice, Candidate, Detector, Repair, Treatment
-from tracekit.analysis.evidence.subject import Cause, JobKind, Subject
-from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS, Plan
+from tracekit.analysis.evidence.subject import MACHINE, SPEED_OF_PEERS, Cause, JobKind, Plan, Subject
 from tracekit.report.finding import LossKind
 from tracekit.trace.model import OpKind
 

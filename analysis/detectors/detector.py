@@ -19,9 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.detectors.all_detectors import DETECTORS, NEEDS_OF_JOBS
-from tracekit.analysis.evidence.subject import OF_RANKS, Cause, JobKind, Names, Subject, listed
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.detectors.all_detectors import DETECTORS, OF_EXCHANGES
+from tracekit.analysis.evidence.subject import OF_RANKS, Cause, JobKind, Names, Plan, Subject, listed
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.plug_ins import PlugIn, plug_ins
 from tracekit.base.text import code_name, short
@@ -318,7 +317,7 @@ def detectors(kind: JobKind, job: Subject | None = None) -> tuple[Detector, ...]
 def own_detectors(kind: JobKind = JobKind.ANY, job: Subject | None = None) -> tuple[Detector, ...]:
     """Return the detectors of tracekit that look in jobs of a kind. `job`: as for `detectors`."""
     of_kind = [name for name, (_, where) in DETECTORS.items() if where & kind or kind is JobKind.ANY]
-    return tuple(_own(name) for name in of_kind if job is None or name not in NEEDS_OF_JOBS or NEEDS_OF_JOBS[name](job))
+    return tuple(_own(name) for name in of_kind if job is None or name not in OF_EXCHANGES or job.exchanges)
 
 
 def kinds() -> frozenset[str]:

@@ -40,14 +40,15 @@ from tracekit.analysis.evidence.gpu_losses import (
 )
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.gpu.gpu_times import GpuTimes, Part
+from tracekit.analysis.gpu.pace import Part
 from tracekit.analysis.numeric.arrays import Bools, numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together
 from tracekit.base.text import code_name, seconds
 from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
+from tracekit.report.hardware import GpuTimes
 from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import IdleReason
-from tracekit.trace.gpu_recording import OF_TORCH
+from tracekit.trace.op import OF_TORCH
 
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import HostWhat

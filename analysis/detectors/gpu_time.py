@@ -25,15 +25,15 @@ from tracekit.analysis.evidence.gpu_losses import (
     unseen_head_s,
     without_waits,
 )
-from tracekit.analysis.evidence.graph_subject import RecordingSubject, unprofiled_step
+from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
 from tracekit.analysis.gpu.roofline import Card, work_of
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Ints, numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together
 from tracekit.base.text import code_name, seconds, three_digits
 from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
+from tracekit.report.hardware import GpuTimes, NamedTime
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
 
 #: What pinned memory reaches where the card is not known: PCIe 4 with 16 lanes, bytes a second.
@@ -341,7 +341,7 @@ class IdleUnseen(Detector):
         lies before the step without the profiler, if that is known.
         """
         gpu, unseen_s = gpu_alone(job), unseen_head_s(job)
-        if gpu is None or unprofiled_step(job) is not None or share_of(job, unseen_s) < GPU_TIME.unseen_share:
+        if gpu is None or job.unprofiled_step is not None or share_of(job, unseen_s) < GPU_TIME.unseen_share:
             return
         why = "what the GPU did before the recording is not seen"
         began = "the launch" if gpu.before_first.by_reason else "the recording, and after its launch"

@@ -12,10 +12,9 @@ from tracekit.analysis.evidence.computes import OTHER_WORK
 from tracekit.analysis.evidence.host_code import data_waits_of, host_code_of, late_ranks, process_stops_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, data_loads, optimizers
 from tracekit.analysis.evidence.slow_workers import slow_workers, worker_factor
-from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
+from tracekit.analysis.evidence.subject import SPEED_OF_PEERS, evidence
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
 from tracekit.analysis.whatif.interventions import NoOverlap, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import ratio, seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from

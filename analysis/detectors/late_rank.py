@@ -11,12 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
-from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, even_pace
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, at_pace, culprit_of, even_pace
 from tracekit.analysis.evidence.subject import Subject, evidence
-from tracekit.analysis.gpu.behind import Behind
-from tracekit.analysis.gpu.gpu_times import Part
-from tracekit.analysis.gpu.pace import LARGEST_CHANCE
+from tracekit.analysis.gpu.pace import LARGEST_CHANCE, Behind, Part
 from tracekit.analysis.gpu.times import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints

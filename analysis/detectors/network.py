@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.transfers import (
     TRAFFIC,
     traffic_of,
 )
-from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.analysis.numeric.statistics import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, Link, LossKind, Place, Unit, confidence_from

@@ -30,10 +30,9 @@ from tracekit.analysis.evidence.pipeline_subject import (
     host_work,
 )
 from tracekit.analysis.evidence.slow_workers import busy_s
-from tracekit.analysis.evidence.subject import Cause, Subject, evidence
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan, Subject, evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.numeric.statistics import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, step_times
 from tracekit.base.text import seconds
 from tracekit.report.finding import SMALLEST_BLAMELESS_SHARE, Figure, LossKind, Place, Unit, confidence_from

@@ -9,17 +9,16 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, Repair
-from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.rl.rl_run import Scenario, Without, more_engines
 from tracekit.base.text import percent, seconds, three_digits
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from
 
 if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
     from tracekit.analysis.evidence.rl_subject import RlSubject
-    from tracekit.analysis.rl.account import Loss
     from tracekit.analysis.rl.rl_run import PostTrainingRun
     from tracekit.analysis.rl.timed import Generations
+    from tracekit.report.rl_step import Loss
 
 #: What any job can try, as an edit and its title; trainers wait for a tail less.
 STALE = "staleness=1", "Generate the next samples while this step trains"

@@ -39,7 +39,7 @@ from tracekit.analysis.evidence.slow_workers import (
     worker_series,
     workers_as_fast_as_peers,
 )
-from tracekit.analysis.fixes.plan import SPEED_OF_PEERS
+from tracekit.analysis.evidence.subject import SPEED_OF_PEERS
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.whatif.interventions import Intervention, step_times
 from tracekit.base.text import seconds

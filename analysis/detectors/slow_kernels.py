@@ -18,8 +18,6 @@ from tracekit.analysis.evidence.gpu_losses import host_time, idle_gpu
 from tracekit.analysis.evidence.graph_subject import RecordingSubject
 from tracekit.analysis.gpu.roofline import Card, bytes_of, element_count, find_unfused_attention, roofline_s, work_of
 from tracekit.analysis.gpu.times import SHORT_S
-from tracekit.analysis.hardware.passport import known_passport
-from tracekit.analysis.hardware.scaling import Scaling, works_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, numbered, of_each
 from tracekit.analysis.whatif.interventions import LessTime
 from tracekit.base.text import code_name, seconds
@@ -352,6 +350,9 @@ def _read_s(card: Card, kind: str, inputs: str | None) -> float:
 
 def _less_in_tf32_s(gpu: str | None, kernels: pl.DataFrame, took_s: Floats) -> Floats | None:
     """What TF32 saves of products in float32 by the passport of the card, seconds, [kernels]; None without one."""
+    from tracekit.analysis.hardware.passport import known_passport  # few recordings have such products
+    from tracekit.analysis.hardware.scaling import Scaling, works_of
+
     passport = known_passport(gpu)
     if passport is None or not passport.kernels["dtype"].eq("tf32").any():
         return None

@@ -25,7 +25,7 @@ from tracekit.analysis.evidence.significance import (
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
-from tracekit.analysis.numeric.robust import lower_median, median, safe
+from tracekit.analysis.numeric.statistics import lower_median, median, safe
 from tracekit.analysis.whatif.interventions import Intervention, NoStalls, Scale, Together
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_from

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives
+from tracekit.analysis.evidence.subject import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.evidence.transfers import traffic_of
-from tracekit.analysis.fixes.plan import MACHINE, SPEED_OF_PEERS
 from tracekit.analysis.whatif.interventions import Scale
 from tracekit.base.text import seconds
 from tracekit.report.finding import Figure, Place, Unit, confidence_from

@@ -6,17 +6,9 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, structs
 
-from tracekit.analysis.detectors.detector import Candidate, Detector, Repair, only_in
+from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.late_rank import OneLaunchQueue
-from tracekit.analysis.evidence.exchanges import (
-    culprit_of,
-    even_experts,
-    exchanges_of,
-    experts_of,
-    uneven_experts,
-    unknown_loads,
-)
-from tracekit.analysis.evidence.graph_subject import GraphSubject
+from tracekit.analysis.evidence.graph_subject import GraphSubject, culprit_of, experts_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.experts.expert_loads import EXPERT_LOADS
 from tracekit.analysis.gpu.pace import LARGEST_CHANCE
@@ -66,12 +58,10 @@ class UnevenExperts(Detector):
     beyond_experts = False
 
     def find(self, job: Subject) -> Iterator[Candidate]:
-        yield from self._in_graph(job)
-        exchanges, even = exchanges_of(job), even_experts(job)
-        if exchanges is not None and even is not None:
-            yield from (structs.replace(candidate, change=even) for candidate in self._in_graph(exchanges))
+        for candidate in () if job.exchanges is None else self._in_graph(job.exchanges):
+            if (change := job.of_exchanges(candidate.change)) is not None:
+                yield structs.replace(candidate, change=change)
 
-    @only_in(GraphSubject)
     def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
         imbalance = uneven_experts(job)
         if imbalance is None or imbalance.cause != self.kind:
@@ -108,7 +98,6 @@ class UnknownExpertLoads(UnevenExperts):
     suggested_fix = "record all ranks of its group, with split sizes or a log of tokens per expert (--expert-loads)"
     repair = Repair("balance-experts", "Make the experts of the rank as fast as those of its peers")
 
-    @only_in(GraphSubject)
     def _in_graph(self, job: GraphSubject) -> Iterator[Candidate]:
         imbalance = unknown_loads(job)
         if imbalance is not None:

@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.slow_workers import (
     wander_of,
 )
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import lower_median, safe
+from tracekit.analysis.numeric.statistics import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
 

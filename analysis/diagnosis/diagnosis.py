@@ -1,24 +1,42 @@
-"""A diagnosis, its priced fixes, and how those of pipelines, op graphs and post-training differ."""
+"""A diagnosis: its findings, its priced fixes, its verdict and its answer in words; and how those of pipelines, op
+graphs and post-training differ.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
-from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.detectors.detector import (
+    Detector,
+    PlugInError,
+    detector_of,
+    detectors,
+    is_plug_in,
+    left_out,
+    own_detectors,
+)
+from tracekit.analysis.diagnosis.find import causes_of
+from tracekit.analysis.diagnosis.price import PricedFix, act_of, assumed_by, best_fix, first_fix, fixes_of
+from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.conclusions import Answer, Fix, Verdict
+from tracekit.base.plug_ins import in_words, tell
+from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
+from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import MetricsInReport
-from tracekit.trace.facts import Lack
+from tracekit.report.tables import encoded
+from tracekit.trace.facts import SAMPLED, Fact, Lack, gpu_uuids
+
+if TYPE_CHECKING:
+    from tracekit.analysis.metrics.samples import MetricSource
 
 
 class Diagnosis(Struct, frozen=True, eq=False):
@@ -43,38 +61,6 @@ class Diagnosis(Struct, frozen=True, eq=False):
     failed: tuple[str, ...] = ()
     lacks: tuple[Lack, ...] = ()
     metrics: MetricsInReport | None = None
-
-
-class PricedFix(Fix, frozen=True, kw_only=True):
-    """One fix, with the change that prices it; its figures are there, even if they are `withheld`.
-
-    `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
-    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `extra_s`:
-    seconds that it adds to each step.
-    """
-
-    new_step_s: float
-    saved_s: float
-    saved_gpu_hours_per_day: float
-    change: Any = None
-    reached: str | None = None
-    around: bool = False
-    excludes: tuple[str, ...] = ()
-    extra_s: float = 0.0
-
-    @property
-    def fix(self) -> Fix:
-        """What a report has of it: no figures if they are withheld."""
-        fix = Fix(**{name: getattr(self, name) for name in Fix.__struct_fields__})
-        if self.withheld is None:
-            return fix
-        return replace(fix, new_step_s=None, saved_s=None, saved_gpu_hours_per_day=None)
-
-    @property
-    def share(self) -> float:
-        """What it saves, as a share of the step."""
-        now_s = self.unprofiled_step_s if self.saves_step_s is not None else self.new_step_s + self.saved_s
-        return self.worth_s / (now_s or float("inf"))
 
 
 class LossWithCauses(Struct, frozen=True, eq=False):
@@ -208,3 +194,280 @@ def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
 def every_step(lost_s: float, steps: int) -> Floats:
     """Return the same loss for each step, seconds, [steps]."""
     return np.full(steps, lost_s)
+
+
+def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
+    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail.
+
+    `metrics`: what to ask about the machines of culprits.
+    """
+    used, problems = detectors(assessed.job.kind, assessed.job), left_out()
+    failed: tuple[str, ...] = ()
+    while True:
+        plugged = [detector.kind for detector in used if is_plug_in(detector.kind)]
+        try:
+            diagnosis = _diagnosed(assessed, used, metrics)
+            if plugged:
+                _check(cause for cause in diagnosis.causes if cause.kind in plugged)
+        except PlugInError as failure:
+            plugged, problem = [failure.kind], str(failure)
+        except Exception as failure:
+            if not plugged:
+                raise
+            # Raises, too, unless a plug-in is to blame.
+            _ = _diagnosed(assessed, own_detectors(assessed.job.kind, assessed.job), metrics)
+            problem = f"a finding of detector {' or '.join(map(repr, plugged))} cannot be used ({in_words(failure)})"
+        else:
+            tell(problems)
+            return structs.replace(diagnosis, problems=problems, failed=failed)
+        used = tuple(detector for detector in used if detector.kind not in plugged)
+        problems, failed = (*problems, f"{problem}; this report leaves it out"), (*failed, *plugged)
+
+
+def _check(causes: Iterable[Cause]) -> None:
+    """Raise an exception for a cause that no output can show."""
+    for cause in causes:
+        msgspec.json.decode(encoded(cause.finding), type=Finding)
+
+
+def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
+    job = assessed.job
+    _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
+    findings, heard = assessed.reported(causes_of(assessed, detectors)), None
+    if metrics is not None or {SAMPLED, "gpus"} & job.metadata.keys():
+        from tracekit.analysis.diagnosis.testimony import reviewed  # only if there is somebody to ask
+
+        findings, heard = reviewed(job, findings, metrics)
+    fixes = fixes_of(assessed, findings)
+    causes = assessed.ordered(findings, fixes)
+    trust, headline = assessed.trust(causes), assessed.headline(causes)
+    leading = headline.first_cause
+    best = None if leading is None else first_fix(leading, fixes)
+    answer = answer_of(assessed, headline, causes, fixes, best, trust)
+    begin = next((place for place, fix in enumerate(fixes) if fix is best), None)
+    return Diagnosis(
+        trust=trust,
+        answer=answer,
+        headline=headline,
+        stalls=assessed.stalls,
+        verdict=verdict_of(job, headline, causes, begin, answer),
+        time=assessed.time,
+        space=assessed.space,
+        causes=causes,
+        fixes=fixes,
+        lacks=job.lacks,
+        metrics=heard,
+    )
+
+
+def verdict_of(
+    job: Subject, headline: NamedLoss, causes: Sequence[Cause], begin: int | None, answer: Answer
+) -> Verdict:
+    """Return the verdict on a job with this headline. `begin`: the place of the fix to begin with.
+
+    S measures stragglers only: a job whose ranks all wait for data loses most of its time but has S = 1. So the verdict
+    names the kind of loss that costs most, whether one rank or all ranks have it.
+    """
+    leading = headline.leading[0] if headline.leading else None
+    label = None if leading is None or headline.kind is not LossKind.STRAGGLER else detector_of(leading.kind).label
+    parts = headline.parts
+    return Verdict(
+        kind=headline.kind,
+        label=label or str(headline.kind),
+        headline_s=headline.headline_s,
+        lost_s=headline.lost_s,
+        share=headline.share,
+        lost_gpu_hours=headline.lost_s * len(job.steps) * job.gpus / 3600,
+        lost_gpu_hours_per_day=headline.returning_share * job.gpus * 24,
+        sentence=headline.sentence,
+        confidence=None if leading is None else leading.confidence,
+        losses=[
+            Loss(loss.kind, loss.lost_s, [causes.index(cause) for cause in loss.causes], loss.explained_s)
+            for loss in headline.losses
+        ],
+        parts=LossParts(parts.lost_s, parts.explained_s, parts.noise_s, parts.unexplained_s, parts.error_s),
+        of_mean_ops=headline.of_mean_ops,
+        first_fix=begin,
+        who=answer.who,
+        cost=answer.cost,
+        action=answer.action,
+    )
+
+
+def answer_of(
+    assessed: Assessment,
+    headline: NamedLoss,
+    causes: Sequence[Cause],
+    fixes: Sequence[PricedFix],
+    best: PricedFix | None,
+    trust: ReplayTrust,
+) -> Answer:
+    """Return the answer for a diagnosed job. `best`: the fix to begin with.
+
+    All surfaces show these sentences; none of them interprets a figure itself.
+    """
+    job, leading = assessed.job, headline.first_cause
+    return Answer(
+        headline=headline.sentence,
+        cost=_cost(job, headline, causes, leading) if headline.lost_s > 0 else None,
+        who=None if leading is None else _who(assessed, leading, trusted=trust.trustworthy),
+        why=None if leading is None else leading.effect,
+        check=None if leading is None else leading.next_check,
+        fix=None if leading is None else _fix(job, leading, best),
+        action=None if leading is None else act_of(leading, best),
+        saves=None if leading is None or best is None else _saves(job, leading, best),
+        others=tuple(_other(job, cause) for cause in causes if cause is not leading and _costs(cause)),
+        stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in assessed.stalls),
+        causes=tuple(_cause(job, cause) for cause in causes),
+        places=tuple(_place(job, cause) for cause in causes),
+        trust=assessed.fit(trust),
+        culprits=tuple(_culprits(assessed, causes)),
+        accounts=tuple(_accounts(assessed, causes, leading, fixes)),
+    )
+
+
+def _costs(cause: Cause) -> bool:
+    """Whether a cause costs time: without the profiler, another limit may hide all of it."""
+    return cause.change is not None and (cause.saves_step_s is None or cause.saves_step_s.high > 0)
+
+
+def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: Cause | None) -> str:
+    # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
+    # includes it.
+    than = ", compared with mean ops;" if headline.of_mean_ops else ","
+    every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
+    whole_s = seconds(headline.lost_s / headline.share)
+    whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
+    most = "at most " * (leading is not None and leading.bound)
+    if leading is not None and leading.once is not None:
+        recorded_s = seconds(job.recorded_s)
+        recorded = f"the mean {recorded_s} step" if job.whole == "step" else f"the {recorded_s} recorded"
+        return f"{most}{seconds(leading.saved_s)} of {recorded}, seen once"
+    if not job.shows(Fact.COMPUTE):
+        return f"{most}{seconds(headline.lost_s)} {of_whole(job.whole)}{than.rstrip(',;')}"
+    step, lost = job.unprofiled_step, seconds(headline.lost_s)
+    in_few_steps = step is not None and headline.lost_s > step.value * job.steps_in_whole
+    if step is not None and not in_few_steps:
+        lost = seconds(headline.lost_s / job.steps_in_whole)
+        whole = f"every {seconds(step.value)} step without the profiler"
+    if in_few_steps or not job.daily:
+        return f"{most}{lost} of {whole}{than.rstrip(',')}"
+    return (
+        f"{most}{lost} of {whole}{than}"
+        f" {three_digits(headline.returning_share * job.gpus * 24)} of {job.gpus * 24:,} GPU-hours a day"
+    )
+
+
+def _cause(job: Subject, cause: Cause) -> str:
+    """One cause: where, and what it does."""
+    place = job.names.place(cause.where)
+    return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
+
+
+def _place(job: Subject, cause: Cause) -> str:
+    """Ranks and nodes of a cause."""
+    place = job.names.place(cause.where)
+    if place is None:
+        return job.everywhere
+    return place.words
+
+
+def _other(job: Subject, cause: Cause) -> str:
+    """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
+    spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
+    if spent is None:
+        return f"{_cause(job, cause)} ({cause.costs}{once})"
+    where = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
+    return f"{spent.reason}: {code_name(spent.name)}{where} {cause.costs}{once}"
+
+
+def _who(assessed: Assessment, cause: Cause, *, trusted: bool = True) -> str:
+    """Ranks and nodes, then coordinates, since when and, for a `trusted` job, how sure: of what a recording shows the
+    time of, there is no doubt.
+    """
+    confidence = f", {sure(cause.confidence)}" if trusted and cause.spent is None else ""
+    return f"{_place(assessed.job, cause)}{assessed.seen(cause)}{confidence}"
+
+
+def _fix(job: Subject, cause: Cause, best: PricedFix | None) -> str | None:
+    """What to do about a cause and, if it has a price, what that saves."""
+    act = act_of(cause, best)
+    return act if act is None or best is None else f"{act}; {_saves(job, cause, best)}"
+
+
+def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
+    """What a fix saves, or why that is not reported."""
+    if best.withheld is not None:
+        return f"no saving promised, {best.withheld}"
+    saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
+    assumed = assumed_by(cause, best)
+    assumes = f"; assumes {assumed}" if assumed else ""
+    daily = job.daily and cause.once is None
+    a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
+    step, estimate = job.unprofiled_step, best.saves_step_s
+    if step is not None and estimate is not None and cause.once is None:
+        most = "at most " * best.bound
+        between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"
+        return (
+            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} to"
+            f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
+        )
+    saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(job.whole)}"
+    if job.shows(Fact.COMPUTE):
+        share = best.saved_s / job.recorded_s
+        saves += f" ({seconds(job.recorded_s)} to {seconds(best.new_step_s)}, {share:.0%})"
+    return f"{saves}{a_day}{assumes}"
+
+
+def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit]:
+    """The ranks that causes are on, costliest cause first."""
+    job = assessed.job
+    uuids, hosts = gpu_uuids(job.metadata), job.names.host_of_rank
+    for cause in causes:
+        part = detector_of(cause.kind).part
+        if part is None or cause.change is None:
+            continue
+        for rank, worker in job.places(cause.where):
+            yield Culprit(
+                rank=rank,
+                dp_rank=None if worker is None else worker.dp_rank,
+                pp_rank=None if worker is None else worker.pp_rank,
+                host=None if rank is None else hosts.get(rank),
+                gpu_uuid=uuids.get(str(rank)),
+                part=part,
+                cost_s=cause.cost_s / job.steps_in_whole,
+                confidence=cause.confidence,
+                first_step=cause.since_step,
+                hardware=cause.hardware,
+            )
+
+
+def _accounts(
+    assessed: Assessment, causes: Sequence[Cause], leading: Cause | None, fixes: Sequence[PricedFix]
+) -> Iterator[CauseInWords]:
+    """Everything to say about each cause that costs time."""
+    job = assessed.job
+    uuids, hosts = gpu_uuids(job.metadata), job.names.host_of_rank
+    for cause in sorted(causes, key=lambda cause: cause is not leading):
+        if cause.change is None:
+            continue
+        ranks = tuple(dict.fromkeys(rank for rank, _ in job.places(cause.where) if rank is not None))
+        named, best = [hosts.get(rank) for rank in ranks], best_fix(cause, fixes)
+        yield CauseInWords(
+            kind=str(cause.kind),
+            part=detector_of(cause.kind).part,
+            what=_other(job, cause),
+            who=_who(assessed, cause),
+            why=cause.effect,
+            check=cause.next_check,
+            fix=_fix(job, cause, best),
+            ranks=ranks,
+            hosts=tuple(dict.fromkeys(host for host in [cause.where.host, *named] if host)),
+            gpu_uuids=tuple(uuids[str(rank)] for rank in ranks if str(rank) in uuids),
+            cost_s=cause.cost_s / job.steps_in_whole,
+            share=cause.cost_s / job.recorded_s,
+            confidence=cause.confidence,
+            first_step=cause.since_step,
+            saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
+            metrics="; ".join(test.sentence for test in cause.tests) or UNSET,
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
@@ -30,16 +30,16 @@ from tracekit.analysis.detectors.detector import (
     own_detectors,
     remedy_for,
 )
-from tracekit.analysis.diagnosis.diagnosis import Assessment
-from tracekit.analysis.evidence.exchanges import beyond_experts
-from tracekit.analysis.evidence.graph_subject import lost_by_step, saves_step, unprofiled_step
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.text import cost, hidden, quoted, seconds, steps_text
 from tracekit.report import conclusions
 from tracekit.report.finding import NEEDS, Figure, LossKind, Place, SeenOnce, Unit, as_confidence
 from tracekit.trace.facts import Fact
+
+if TYPE_CHECKING:
+    from tracekit.analysis.diagnosis.diagnosis import Assessment
 
 #: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
 #: less than half of what all fixes save, is not a first step.
@@ -61,11 +61,10 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     """
     job, least_s = assessed.job, assessed.smallest_cost_s
     used = own_detectors(job.kind, job) if detectors is None else detectors
-    without_experts = beyond_experts(job) or job
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
-            new = detector.find(without_experts if detector.beyond_experts else job)
+            new = detector.find(job.beyond_experts if detector.beyond_experts else job)
             candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):
@@ -96,7 +95,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
 
 def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
-    step, remaining = unprofiled_step(job), list(named)
+    step, remaining = job.unprofiled_step, list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
     while remaining:
         kinds = remaining[0].follows
@@ -183,8 +182,8 @@ def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Cause]:
 
 def _saves_step(job: Subject, candidate: Candidate) -> Estimate | None:
     """What the end of a candidate saves of a step without the profiler, and at most, seconds."""
-    saves = saves_step(job, (candidate.change,), bound=candidate.bound, after=candidate.after)
-    most = None if candidate.most is None else saves_step(job, (candidate.most,), after=candidate.after)
+    saves = job.saves_step((candidate.change,), bound=candidate.bound, after=candidate.after)
+    most = None if candidate.most is None else job.saves_step((candidate.most,), after=candidate.after)
     return saves if saves is None or most is None else Estimate(saves.value, saves.low, max(saves.high, most.high))
 
 
@@ -219,7 +218,7 @@ def _cause(
     if without_s is not None:
         saves = _saves_step(job, candidate)
         if not hidden(saved_s, alone_s):  # what others hide shows in few steps, whenever it acts
-            once = seen_once(*lost_by_step(job, candidate.change, without_s))
+            once = seen_once(*job.lost_by_step(candidate.change, without_s))
         acts, saved = acting(job, time), job.unchanged - without_s
         if acts is not None:
             gained = saved.clip(min=0)

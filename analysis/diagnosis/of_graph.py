@@ -17,8 +17,8 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.detectors.detector import detector_of
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, PricedFix, doubts_of
-from tracekit.analysis.evidence.exchanges import culprit_of, uneven_experts, unknown_loads
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of
+from tracekit.analysis.diagnosis.price import PricedFix
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
     exposed_communication_s,
@@ -31,14 +31,15 @@ from tracekit.analysis.evidence.gpu_losses import (
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    culprit_of,
     in_production_s,
     profiled_steps_s,
-    unprofiled_step,
+    uneven_experts,
+    unknown_loads,
     worth_s,
 )
 from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.gpu.behind import BlamedRank
-from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.gpu.pace import BlamedRank, Part
 from tracekit.analysis.gpu.recorded import unexplained_waits
 from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
 from tracekit.report.finding import LossKind
@@ -62,7 +63,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
 
     @property
     def smallest_cost_s(self) -> float:
-        """See `Assessment`; of several ranks, `behind.py` has weighed their parts."""
+        """See `Assessment`; of several ranks, `pace.py` has weighed their parts."""
         return SMALLEST_COST_SHARE * self.job.recorded_s if idles(self.job) else 0.0
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
@@ -101,7 +102,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
     def sentence(self, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
         """Return what costs most, and what else nobody can explain, without the kind of loss."""
         job = self.job
-        whole, step = "each step" if job.whole == "step" else f"the {job.whole}", unprofiled_step(job)
+        whole, step = "each step" if job.whole == "step" else f"the {job.whole}", job.unprofiled_step
         if step is not None:
             whole = "each step without the profiler"
         rest = parts_of_s(job).words(job.recorded_s, whole)

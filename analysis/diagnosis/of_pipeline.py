@@ -24,22 +24,14 @@ from tracekit.analysis.attribution.attribution import (
 )
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
-from tracekit.analysis.diagnosis.diagnosis import (
-    Assessment,
-    LossWithCauses,
-    NamedLoss,
-    PricedFix,
-    changes_of,
-    doubts_of,
-)
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of, doubts_of
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
-from tracekit.analysis.diagnosis.price import paying_first
+from tracekit.analysis.diagnosis.price import PricedFix, paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import undecided
-from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.plan import Plan
-from tracekit.analysis.fixes.workers import balance_plans, general_plans, worker_plans
+from tracekit.analysis.evidence.subject import Cause, Plan
+from tracekit.analysis.fixes import balance_plans, general_plans, layer_plans, worker_plans
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay import Method
 from tracekit.analysis.whatif.interventions import (
@@ -112,8 +104,6 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def _layer_plans(self, uneven_stages: Sequence[Cause], machines: Sequence[Cause]) -> Iterable[Plan]:
         if self.job.stages < 2 or not (uneven_stages or machines):
             return ()
-        from tracekit.analysis.fixes.layers import layer_plans  # and with it the search for plans
-
         return layer_plans(self.job, uneven_stages, machines, self.layers)
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:

@@ -14,8 +14,7 @@ from tracekit.analysis.detectors.detector import FINDINGS, detector_of
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of
 from tracekit.analysis.evidence.rl_subject import RlSubject
-from tracekit.analysis.evidence.subject import Cause
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.rl.account import RlAccount, first_line
 from tracekit.report.finding import LossKind
 

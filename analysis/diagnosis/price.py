@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import FINDINGS, detector_of, guarded
-from tracekit.analysis.diagnosis.diagnosis import Assessment, PricedFix
 from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
-from tracekit.analysis.evidence.graph_subject import saves_step, unprofiled_step
-from tracekit.analysis.evidence.subject import Cause, Subject
-from tracekit.analysis.fixes.plan import Plan
+from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import did_you_mean, hidden, seconds
+from tracekit.report.conclusions import Fix
 from tracekit.report.finding import Place
+
+if TYPE_CHECKING:
+    from tracekit.analysis.diagnosis.diagnosis import Assessment
 
 #: Leave out fixes that save less than this share of the step.
 SMALLEST_SAVING_SHARE = 0.01
@@ -35,6 +36,38 @@ HIDDEN = "saves nothing until the other causes are gone, see the combination"
 IN_VAIN = "it gives back next to nothing here"
 #: The fix that does several others together.
 COMBINATION = "combination"
+
+
+class PricedFix(Fix, frozen=True, kw_only=True):
+    """One fix, with the change that prices it; its figures are there, even if they are `withheld`.
+
+    `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
+    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `extra_s`:
+    seconds that it adds to each step.
+    """
+
+    new_step_s: float
+    saved_s: float
+    saved_gpu_hours_per_day: float
+    change: Any = None
+    reached: str | None = None
+    around: bool = False
+    excludes: tuple[str, ...] = ()
+    extra_s: float = 0.0
+
+    @property
+    def fix(self) -> Fix:
+        """What a report has of it: no figures if they are withheld."""
+        fix = Fix(**{name: getattr(self, name) for name in Fix.__struct_fields__})
+        if self.withheld is None:
+            return fix
+        return replace(fix, new_step_s=None, saved_s=None, saved_gpu_hours_per_day=None)
+
+    @property
+    def share(self) -> float:
+        """What it saves, as a share of the step."""
+        now_s = self.unprofiled_step_s if self.saves_step_s is not None else self.new_step_s + self.saved_s
+        return self.worth_s / (now_s or float("inf"))
 
 
 def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, ...]:
@@ -121,12 +154,12 @@ class _Pricer(Struct, frozen=True, eq=False):
         saving = self.job.unchanged - changed
         saved_s = float(saving.mean())
         error_s = self.job.saving_error_s(saving, [plan.change] if changes is None else changes)
-        step, saves = unprofiled_step(self.job), None
+        step, saves = self.job.unprofiled_step, None
         if plan.cause is not None and plan.change is plan.cause.change:
             saves = plan.cause.saves_step_s
         elif step is not None:
             of_plan = [plan.change] if changes is None else changes
-            saves = saves_step(self.job, [one for one in of_plan if one is not None], bound=plan.bound)
+            saves = self.job.saves_step([one for one in of_plan if one is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details

@@ -21,7 +21,7 @@ from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
 from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import (
+from tracekit.analysis.numeric.statistics import (
     MAD_TO_SIGMA,
     SAMPLE,
     lower_median,

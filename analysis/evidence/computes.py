@@ -19,8 +19,7 @@ from tracekit.analysis.evidence.off_cpu import WAITS, Lockstep, without_core_wai
 from tracekit.analysis.evidence.significance import needed_nats
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.means import student_beyond
-from tracekit.analysis.numeric.robust import (
+from tracekit.analysis.numeric.statistics import (
     MAD_TO_SIGMA,
     lower_median,
     lower_quantile,
@@ -28,6 +27,7 @@ from tracekit.analysis.numeric.robust import (
     safe,
     sampled,
     spread_of_logs,
+    student_beyond,
 )
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.replay.pipeline_costs import keeps_delay

@@ -26,7 +26,7 @@ from tracekit.analysis.evidence.transfers import (
     traffic_of,
 )
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, median, nan_mean
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, median, nan_mean
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 
 

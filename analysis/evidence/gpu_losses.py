@@ -14,17 +14,19 @@ import polars as pl
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Parts
-from tracekit.analysis.evidence.exchanges import at_pace, culprit_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    at_pace,
+    culprit_of,
     in_production_s,
     profiler_s,
-    saves_step,
-    unprofiled_step,
+    uneven_experts,
+    unknown_loads,
 )
 from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.gpu.host_ops import QUEUE
+from tracekit.analysis.gpu.op_trace import QUEUE
+from tracekit.analysis.gpu.pace import exposed_s
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, numbered
 from tracekit.analysis.whatif.interventions import Intervention, LessTime, QueuedAhead, Together
 from tracekit.report.finding import LossKind
@@ -32,8 +34,8 @@ from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import NOT_THE_HOST, PROFILER_LINE, IdleReason
 
 if TYPE_CHECKING:
-    from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.recorded import HostWhat
+    from tracekit.report.hardware import GpuTimes
 
 
 _CALLS = (IdleReason.RUNTIME_CALL, IdleReason.ALLOCATION)
@@ -62,8 +64,6 @@ HOST_TIME = HostTimeThresholds()
 @evidence(RecordingSubject, otherwise=0.0)
 def exposed_communication_s(job: RecordingSubject) -> float:
     """What a recording would save if transfers took no time once all ranks have arrived, seconds; 0 for other jobs."""
-    from tracekit.analysis.gpu.behind import exposed_s  # only jobs of any graph need it
-
     return exposed_s(job.pace, job.ops)
 
 
@@ -139,11 +139,11 @@ def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
     """
     lost_s = dict(losses_s(job))
     culprit = culprit_of(job)
-    if culprit is not None and (saves := saves_step(job, (at_pace(job, culprit.rank),))) is not None:
+    if culprit is not None and (saves := job.saves_step((at_pace(job, culprit.rank),))) is not None:
         rest_s = max(lost_s[LossKind.STRAGGLER] - culprit.saved_s, 0.0)
         lost_s[LossKind.STRAGGLER] = min(lost_s[LossKind.STRAGGLER], rest_s + saves.value * job.steps_in_whole)
     lost_s[LossKind.HOST] = max(lost_s[LossKind.HOST] - profiler_s(job), 0.0)
-    if LossKind.IDLE in lost_s and unprofiled_step(job) is not None:
+    if LossKind.IDLE in lost_s and job.unprofiled_step is not None:
         lost_s[LossKind.IDLE] = max(lost_s[LossKind.IDLE] - unseen_head_s(job), 0.0)
     return lost_s
 

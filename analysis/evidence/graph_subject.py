@@ -1,6 +1,8 @@
-"""A job of any shape under diagnosis, an op trace or a recording of GPUs, and its step without the profiler.
+"""A job of any shape under diagnosis, an op trace or a recording of GPUs: the rank that stands out, what its experts
+explain, and its step without the profiler.
 
-In: an op trace, its graph and its replay. Out: `GraphSubject`, or a `RecordingSubject` if the trace was a recording.
+In: an op trace, its graph and its replay. Out: `GraphSubject`, or a `RecordingSubject` if the trace was a recording; a
+`BlamedRank`, uneven experts, the job without them.
 """
 
 from __future__ import annotations
@@ -15,21 +17,24 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Parts, noisy_step_times_of_ops
 from tracekit.analysis.evidence.subject import Cause, JobKind, Names, Subject, evidence
-from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.means import Estimate
-from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, step_times
+from tracekit.analysis.gpu.pace import BlamedRank, PaceOfPeers, Part, find_culprit
+from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
+from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, SetOps, Together, step_times
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
+from tracekit.trace.model import OpKind
 
 if TYPE_CHECKING:
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.comparable import UnexplainedTime
-    from tracekit.analysis.gpu.gpu_times import GpuTimes
     from tracekit.analysis.gpu.measured_steps import MeasuredSteps, StepsOfRecording, WithoutProfiler
-    from tracekit.analysis.gpu.pace import PaceOfPeers
     from tracekit.analysis.gpu.recorded import Kept, Recorded, Waits
     from tracekit.analysis.graph.op_graph import FoldedGraph
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.finding import Place
+    from tracekit.report.hardware import GpuTimes
+    from tracekit.report.questions import CauseOfImbalance
     from tracekit.trace.op import OpTrace
 
 #: Of a recording in which launches have no GPU op.
@@ -123,6 +128,13 @@ class GraphSubject(Subject, frozen=True, eq=False):
         """How long all GPUs idle at least, as far as known, seconds."""
         return 0.0
 
+    @cached_property
+    def exchanges(self) -> GraphSubject | None:
+        moved = pl.col("rows_received", "exchanges").is_not_null()
+        met = pl.any_horizontal(moved, pl.col("kind").cast(pl.String) == OpKind.ALL_TO_ALL).any()
+        marked = self.columns("rows_received", "exchanges", "kind").select(met).item()
+        return self if marked or self.expert_loads is not None else None
+
     @property
     def straggling_s(self) -> float:
         """What stragglers cost at least, by S, seconds."""
@@ -176,8 +188,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     @cached_property
     def pace(self) -> PaceOfPeers:
         """The ranks of the job, each compared with the others."""
-        from tracekit.analysis.gpu.pace import PaceOfPeers
-
         return PaceOfPeers(self.graph, self.replay)
 
     @cached_property
@@ -283,6 +293,30 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
             return f"rank {self.ranks[0]}, the only one of {self.gpus:,} that was recorded"
         return super().everywhere
 
+    @property
+    def unprofiled_step(self) -> Estimate | None:
+        """See `Subject.unprofiled_step`: as measured or else replayed."""
+        without = unprofiled(self)
+        if without is None or self.measured is None:
+            return None if without is None else without.step_s
+        return self.measured.step_s
+
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        without = unprofiled(self)
+        return None if without is None else without.saves(changes, bound=bound, after=after)
+
+    def lost_by_step(self, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+        """See `Subject.lost_by_step`: of the steps that the profiler marked."""
+        del without
+        return marked_steps(self).numbers, self._replayed_s(()) - self._replayed_s((change,))
+
+    @cached_property
+    def _replayed_s(self) -> Callable[[tuple[Intervention, ...]], Floats]:
+        """How long each marked step takes after changes, seconds, [steps]."""
+        return cache(partial(marked_steps(self).replayed_s, self.replay))
+
 
 @evidence(RecordingSubject)
 def marked_steps(job: RecordingSubject) -> StepsOfRecording:
@@ -352,15 +386,6 @@ def _at_factors(
     return WithoutProfiler.of(job.replay, marked_steps(job), recording_s, launches, factors, after)
 
 
-@evidence(RecordingSubject)
-def unprofiled_step(job: RecordingSubject) -> Estimate | None:
-    """The step without the profiler, seconds, as measured or else replayed; None if that is not known."""
-    without = unprofiled(job)
-    if without is None or job.measured is None:
-        return None if without is None else without.step_s
-    return job.measured.step_s
-
-
 @evidence(GraphSubject)
 def profiled_steps_s(job: GraphSubject) -> Floats:
     """How long steps take as recorded, with the work that a GPU finishes after them, seconds, [steps]."""
@@ -370,7 +395,7 @@ def profiled_steps_s(job: GraphSubject) -> Floats:
 
 def in_production_s(job: GraphSubject) -> float:
     """How long the steps that were recorded take without the profiler; if that is not known, the recording."""
-    step = unprofiled_step(job)
+    step = job.unprofiled_step
     return job.recorded_s if step is None else step.value * job.steps_in_whole
 
 
@@ -383,33 +408,122 @@ def profiler_s(job: RecordingSubject) -> float:
 
 def worth_s(job: Subject, finding: Cause) -> float:
     """Return what the end of a finding saves of the steps without the profiler, or of the recording, seconds."""
-    in_production = unprofiled_step(job) is not None and finding.saves_step_s is not None
+    in_production = job.unprofiled_step is not None and finding.saves_step_s is not None
     return finding.worth_s * job.steps_in_whole if in_production else finding.saved_s
 
 
-def saves_step(
-    job: Subject, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
-) -> Estimate | None:
-    """Return what these changes save of the step without the profiler. `bound`: at most so much. `after`: once that
-    is done.
-    """
-    without = unprofiled(job)
-    return None if without is None else without.saves(changes, bound=bound, after=after)
+@evidence(GraphSubject)
+def experts_of(job: GraphSubject) -> ExpertLoads:
+    """The loads of experts. Raises FormatError if those that the job logged are of another job."""
+    from tracekit.analysis.experts.balance import ExpertJob, members_of
+    from tracekit.analysis.experts.expert_loads import ExpertLoads
+
+    experts = ExpertJob.of_ops(job.ops, job.pace, job.steps_in_whole)
+    loads = ExpertLoads(experts, job.expert_loads, bool(_lists_cut(job)))
+    if job.expert_loads is not None:
+        if "exchanges" not in job.ops.columns and members_of(job.ops).is_empty():
+            raise job.expert_loads.without_experts(job.trace.name)
+        _ = loads.notes
+    return loads
 
 
 @evidence(RecordingSubject)
-def _replayed_s(job: RecordingSubject) -> tuple[Sequence[int], Callable[[tuple[Intervention, ...]], Floats]]:
-    """The marked steps of a recording, and how long each takes after changes, seconds, [steps]."""
-    return marked_steps(job).numbers, cache(partial(marked_steps(job).replayed_s, job.replay))
+def _lists_cut(job: RecordingSubject) -> bool:
+    """Whether the profiler cut lists of loads."""
+    return job.recorded is not None and bool(job.recorded.recording.gpu_ops["received"].cat.ends_with("...]").any())
 
 
-def lost_by_step(job: Subject, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
-    """Return training steps, and what each loses to what a change takes away, seconds, [steps].
+@evidence(GraphSubject)
+def uneven_experts(job: GraphSubject) -> CauseOfImbalance | None:
+    """Why ranks have unequal loads of experts, if the ops show it and it costs something."""
+    return None if job.exchanges is None else next(iter(experts_of(job).causes()), None)
 
-    `without`: the step times after the change, seconds.
+
+@evidence(GraphSubject)
+def even_where_known(job: GraphSubject) -> PaceOfPeers:
+    """The ranks with equal loads of the experts whose loads are known."""
+    if job.exchanges is None:  # as of most jobs: they need no module of experts
+        return job.pace
+    return job.pace.at(experts_of(job).job.balanced_cost) if experts_of(job).explain else job.pace
+
+
+class UnknownLoads(Struct, frozen=True, eq=False):
+    """`rank`: whose experts take `factor` times as long as those of its peers. `why`: its loads are not known.
+
+    `cost`: of each op if no rank took longer for such experts than its peers, seconds, [ops]; `saved_s`: what that
+    saves.
     """
-    replayed_s = _replayed_s(job)
-    if replayed_s is None:
-        return job.steps.tolist(), job.unchanged - without
-    steps, times_s = replayed_s
-    return steps, times_s(()) - times_s((change,))
+
+    rank: int
+    factor: float
+    why: str
+    cost: Floats
+    saved_s: float
+
+
+@evidence(GraphSubject)
+def late_rank(job: GraphSubject) -> BlamedRank | None:
+    """The rank that the others wait for beyond what known loads of experts explain."""
+    return find_culprit(even_where_known(job), job.ops, job.waits)
+
+
+@evidence(GraphSubject)
+def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
+    """The rank that the others wait for, if most of what makes it late is experts whose loads are not known.
+
+    A slow GPU takes longer for other kernels than those of experts, too. Experts that take longer by more than that
+    have more tokens, or are slow for a reason of their own: only their loads would tell which.
+    """
+    if job.exchanges is None:
+        return None
+    from tracekit.analysis.experts.balance import between, find_exchanges, members_of
+
+    loads, graph = experts_of(job), job.graph.ops
+    whole = loads.job.members["group"].unique()
+    members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
+    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    late = late_rank(job) if len(unknown.step) else None
+    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    if late is None or computes is None:
+        return None
+    experts = computes & (between(graph, computes, unknown) >= 0)
+    pace, index = even_where_known(job), job.ranks.index(late.rank)
+
+    def taken_s(ops: Bools) -> tuple[float, float]:
+        """How long these ops take on the rank, and usually on its peers."""
+        by_rank = np.bincount(graph.rank[ops], pace.cost[ops], max(job.ranks) + 1)[list(job.ranks)]
+        return float(by_rank[index]), float(np.median(np.delete(by_rank, index)))
+
+    (mine_s, usual_s), (rest_s, usual_rest_s) = taken_s(experts), taken_s(computes & ~experts)
+    slower = max(rest_s / usual_rest_s, 1.0) if usual_rest_s else 1.0
+    if not usual_s or mine_s - slower * usual_s <= rest_s - usual_rest_s + (slower - 1) * usual_s:
+        return None
+    why = "the profiler cut the lists of its loads" if loads.cut else "its loads were not recorded"
+    if members.filter("whole", rank=late.rank).is_empty():
+        why = "not all ranks of its group were recorded"
+    cost = np.minimum.reduce([pace.cost, *(pace.costs(rank, experts) for rank in job.ranks)])
+    return UnknownLoads(late.rank, mine_s / usual_s, why, cost, pace.recorded_s - float(pace.times([cost])[0]))
+
+
+@evidence(GraphSubject)
+def even_pace(job: GraphSubject) -> PaceOfPeers:
+    """The ranks as they would be without what loads of experts explain, or may explain."""
+    pace, unknown = even_where_known(job), unknown_loads(job)
+    return pace if unknown is None else pace.at(unknown.cost)
+
+
+@evidence(GraphSubject)
+def culprit_of(job: GraphSubject) -> BlamedRank | None:
+    """The `rank` that the others wait for, beyond what loads of experts may explain; None if no rank stands out."""
+    return late_rank(job) if unknown_loads(job) is None else find_culprit(even_pace(job), job.ops, job.waits)
+
+
+def at_pace(job: GraphSubject, rank: int, ops: Bools | None = None, *, freed: bool = False) -> Intervention:
+    """Return the job with some ops of a rank as fast as those of its peers. `ops`: which ones, of any rank, [ops].
+
+    `freed`: without the calls in which the rank waits for its GPU and its peers do not.
+    """
+    cost = even_pace(job).costs(rank, ops)
+    edit = SetOps(cost, cost != even_pace(job).cost)
+    faster = job.pace.freed((rank,)) if freed else None
+    return edit if faster is None else Together((faster, edit))

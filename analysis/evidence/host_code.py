@@ -25,11 +25,10 @@ from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import median, of_peers, safe, sampled
+from tracekit.analysis.numeric.statistics import median, of_peers, safe, sampled
 from tracekit.analysis.whatif.interventions import Intervention, NoDelays, Scale, ScaleDelays, Together
 from tracekit.trace.canonical import RUN_QUEUE
-from tracekit.trace.model import OpKind
-from tracekit.trace.units import LONGEST_S
+from tracekit.trace.model import LONGEST_S, OpKind
 
 _NO_DELAYS = NoDelays()
 

@@ -18,7 +18,7 @@ from tracekit.analysis.graph.compiled import GridPart
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import (
+from tracekit.analysis.numeric.statistics import (
     MAD_TO_SIGMA,
     lower_median,
     lower_quantile,

@@ -22,14 +22,16 @@ from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued
 from tracekit.analysis.evidence.subject import Evidence, JobKind, Names, Subject, evidence
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, TransferGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, median, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, median, safe
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Intervention, ScaleDelays, Together, scaled, step_times
 from tracekit.trace.canonical import Trace
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import COMMUNICATION, DP_COLLECTIVES, OpKind, Worker
+from tracekit.trace.schema import RECEIVED, SENT
 
 if TYPE_CHECKING:
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.experts.loads import Loads
     from tracekit.report.finding import Place
 
@@ -243,6 +245,29 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     def pauses(self) -> Pauses | None:
         """Pauses in computes; None if the job has neither forwards nor backwards."""
         return self.computes.pauses
+
+    @property
+    def exchanges(self) -> GraphSubject | None:
+        if not {SENT, RECEIVED} <= {*self.trace.ops.columns} or self.stages > 1:
+            return None  # as of most pipelines: they need no module of graphs
+        from tracekit.analysis.evidence.pipeline_experts import exchanges_of
+
+        return exchanges_of(self)
+
+    def of_exchanges(self, change: Intervention) -> Intervention | None:
+        """See `Subject.of_exchanges`: what loads of experts explain, or may explain, all together."""
+        del change
+        from tracekit.analysis.evidence.pipeline_experts import even_experts
+
+        return even_experts(self)
+
+    @property
+    def beyond_experts(self) -> PipelineSubject:
+        if self.exchanges is None:
+            return self
+        from tracekit.analysis.evidence.pipeline_experts import beyond_experts
+
+        return beyond_experts(self)
 
     @property
     def lockstep(self) -> Lockstep | None:

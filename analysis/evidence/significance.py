@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, NOTHING, median, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, NOTHING, median, safe
 
 #: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
 #: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).

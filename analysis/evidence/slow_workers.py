@@ -31,7 +31,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computi
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
-from tracekit.analysis.numeric.robust import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
+from tracekit.analysis.numeric.statistics import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.model import Worker

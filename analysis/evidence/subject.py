@@ -1,8 +1,8 @@
 """A job under diagnosis: what the diagnosis and every detector can ask, whatever kind of job it is.
 
-In: nothing. Out: `Subject`, which `PipelineSubject`, `GraphSubject` and `RlSubject` implement; `Cause`s found in one;
-`Names` of its places. Everything else that detectors read is `evidence`: a function of one kind of job, computed
-once per job, and None for others.
+In: nothing. Out: `Subject`, which `PipelineSubject`, `GraphSubject` and `RlSubject` implement; `Cause`s found in one,
+the `Plan` of a fix before it is priced; `Names` of its places. Everything else that detectors read is `evidence`: a
+function of one kind of job, computed once per job, and None for others.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import Flag, auto
 from functools import cached_property, wraps
-from typing import Any, ClassVar, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Parts
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.numeric.means import saving_error_s
-from tracekit.analysis.numeric.robust import NOTHING
+from tracekit.analysis.numeric.statistics import NOTHING, Estimate, saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
 from tracekit.base.text import hidden, runs, short
 from tracekit.report.conclusions import Finding
@@ -27,8 +26,17 @@ from tracekit.report.hardware import MetricTest
 from tracekit.trace.facts import Fact, Lack
 from tracekit.trace.model import Worker
 
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.graph_subject import GraphSubject
+
 #: Lists with more names than this give their number instead.
 _MOST_NAMED = 4
+#: What the price of a repair assumes.
+SPEED_OF_PEERS = "the speed of peers afterwards"
+#: Fixes of which a combination has one: replace a machine, or give it less work.
+MACHINE = ("machine",)
+#: ... and: move layers in one way.
+LAYERS = ("layers",)
 #: Begins the name of a worker whose ranks cannot be told apart.
 OF_RANKS = "the worker of "
 
@@ -146,6 +154,44 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def replay_error(self) -> float:
         """How far the replay with launch delays misses the recording, as a share of it."""
 
+    @property
+    def exchanges(self) -> GraphSubject | None:
+        """The graph that shows loads of experts: of a pipeline, its all-to-alls and the work between them; of any other
+        graph, itself; None without all-to-alls.
+        """
+        return None
+
+    def of_exchanges(self, change: Intervention) -> Intervention | None:
+        """Return what a change of `exchanges` is in the job itself; None if it is nothing."""
+        return change
+
+    @property
+    def beyond_experts(self) -> Subject:
+        """The job without what loads of experts explain, or may explain."""
+        return self
+
+    @property
+    def unprofiled_step(self) -> Estimate | None:
+        """The step without the profiler, seconds; None if no profiler recorded the job, or if that is not known."""
+        return None
+
+    def saves_step(
+        self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None
+    ) -> Estimate | None:
+        """Return what these changes save of the step without the profiler, None if it is not known. `bound`: at most so
+        much. `after`: once that is done.
+        """
+        del changes, bound, after
+        return None
+
+    def lost_by_step(self, change: Intervention, without: Floats) -> tuple[Sequence[int], Floats]:
+        """Return training steps, and what each loses to what a change takes away, seconds, [steps].
+
+        `without`: the step times after the change, seconds.
+        """
+        del change
+        return self.steps.tolist(), self.unchanged - without
+
     def saving_error_s(self, saving: Floats, changes: Sequence[Any]) -> float:
         """Return how far the mean saving of these changes, of [steps], can be off."""
         del changes
@@ -213,6 +259,29 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
     def cost_s(self) -> float:
         """Mean step seconds saved without it: in the job as it is or, if it hides behind others, once they are gone."""
         return self.alone_s if self.hidden else self.saved_s
+
+
+class Plan(Struct, frozen=True, eq=False):
+    """One proposed fix. `step_times`: its step times if known, seconds, [steps]; None: replay `change` to get them.
+
+    `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
+    that it addresses, None for a fix that any job can try. `details["assumes"]`: an assumption of the price.
+    `reached`, `around`, `excludes`: as for `PricedFix`. `edit`: `change` as text, see `Fix.edit`; None: as `fix=KIND`.
+    """
+
+    kind: str
+    title: str
+    where: Place
+    change: Any
+    step_times: Floats | None = None
+    extra_s: float = 0.0
+    bound: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+    cause: Cause | None = None
+    reached: str | None = None
+    around: bool = False
+    excludes: tuple[str, ...] = ()
+    edit: str | None = None
 
 
 class Phrase(Struct, frozen=True):

@@ -22,7 +22,7 @@ from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, lower_median, lower_quantile, median
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, lower_quantile, median
 from tracekit.trace.model import OpKind, Worker
 
 SENDING, RECEIVING = "sending", "receiving"

@@ -19,7 +19,7 @@ from tracekit.analysis.evidence.transfers import traffic_of
 from tracekit.analysis.graph.compiled import Mask
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid
 from tracekit.analysis.numeric.arrays import Bools
-from tracekit.analysis.numeric.robust import safe
+from tracekit.analysis.numeric.statistics import safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
 from tracekit.analysis.whatif.peers import ops_at_the_pace_of_peers
 from tracekit.analysis.whatif.selection import Selection, masks_of

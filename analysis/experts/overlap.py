@@ -22,7 +22,7 @@ from tracekit.report.questions import (
     WaitBasis,
 )
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: Overlaps shorter than this are noise of the clock, seconds.
 _NOISE_S = 1e-9

@@ -28,7 +28,7 @@ from tracekit.analysis.numeric.arrays import Floats, Ints, numbered, or_null
 from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
 #: named.

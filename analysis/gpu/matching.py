@@ -22,11 +22,11 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.report.tables import GroupMatches
 from tracekit.trace.gpu_activity import KernelClass
-from tracekit.trace.gpu_recording import GpuRecording
 from tracekit.trace.model import ProcessGroup
+from tracekit.trace.op import GpuRecording
 
 #: Group of kernels without a recorded group: all ranks are assumed to take part.
 UNNAMED_GROUP = "all ranks"

@@ -18,16 +18,18 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Intervention, LessRecording, QueuedAhead, changed
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, seconds, short
-from tracekit.trace.canonical import COLLECTED, Trace
-from tracekit.trace.op import OpTrace
+from tracekit.trace.facts import COLLECTED
+from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.op_graph import FoldedGraph
+    from tracekit.trace.canonical import Trace
+    from tracekit.trace.op import OpTrace
 
 #: A median of fewer steps tells nothing.
 _FEWEST_STEPS = 3
@@ -63,7 +65,7 @@ class MeasuredSteps(Struct, frozen=True):
     @classmethod
     def of(cls, trace: Trace | OpTrace) -> Self:
         """Raises SelectionError for what `tracekit collect` did not record, and for too few steps."""
-        if not isinstance(trace, Trace) or trace.metadata.get("format") != COLLECTED:
+        if trace.kind is TraceKind.OPS or trace.metadata.get("format") != COLLECTED:
             raise SelectionError(
                 f"--unprofiled: {short(trace.name)} was not recorded by `tracekit collect`; {_INSTEAD}"
             )

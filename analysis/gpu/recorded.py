@@ -31,7 +31,6 @@ from tracekit.analysis.gpu.comparable import (
     ranks_with_overlaps,
     with_steps,
 )
-from tracekit.analysis.gpu.gpu_times import GpuTimes
 from tracekit.analysis.gpu.matching import (
     CONVINCING,
     UNNAMED_GROUP,
@@ -44,8 +43,9 @@ from tracekit.analysis.gpu.pace import is_behind
 from tracekit.analysis.gpu.times import Breakdown, breakdowns, times_of
 from tracekit.analysis.numeric.arrays import Floats, Ints, dense, numbered
 from tracekit.base.text import ranks_text, seconds
+from tracekit.report.hardware import GpuTimes
 from tracekit.trace.gpu_activity import KernelClass, ProfilerCost
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: Of at most so many ranks the times are told; they are those of one job, so more would repeat them.
 MOST_RANKS = 16

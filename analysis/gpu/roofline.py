@@ -25,10 +25,10 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.gpu.gpu_times import ShapeTime
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, number, numbered, of_each
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
+from tracekit.report.hardware import ShapeTime
 from tracekit.trace.gpu_activity import KernelClass
 
 #: Bytes of an element by the name of its type in traces.

@@ -19,7 +19,9 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.gpu.gpu_times import (
+from tracekit.analysis.gpu.roofline import Card, shape_times
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
+from tracekit.report.hardware import (
     BeforeFirst,
     GpuTimes,
     IdleTime,
@@ -33,10 +35,8 @@ from tracekit.analysis.gpu.gpu_times import (
     Synchronisation,
     Transfer,
 )
-from tracekit.analysis.gpu.roofline import Card, shape_times
-from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, or_null
 from tracekit.trace.gpu_activity import Activity, IdleReason, KernelClass
-from tracekit.trace.gpu_recording import GpuRecording
+from tracekit.trace.op import GpuRecording
 
 #: At most so many kernels, operators, calls, and names of a reason.
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4

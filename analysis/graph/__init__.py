@@ -1,1 +1,34 @@
-"""A trace as a dependency graph: lanes, the rules that connect their ops, templates, and views by stage and worker."""
+"""A trace as a dependency graph: lanes, the rules that connect their ops, templates, and views by stage and worker.
+
+`Posting` is here because it names the rules without importing what follows them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Posting(StrEnum):
+    """Bounds of the start of a receive, from the loosest rule to the tightest.
+
+    EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
+    ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
+    posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
+    RECORDED: the host's work before its request, as recorded (`host_order`).
+    """
+
+    EARLY = "early"
+    SAME_DIRECTION = "same-direction"
+    ANY_DIRECTION = "any-direction"
+    BATCHED = "batched"
+    RECORDED = "recorded"
+
+
+class PostingRule(Struct, frozen=True):
+    """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
+
+    rule: Posting
+    obeyed: float
+    telling: int

@@ -18,6 +18,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.graph.compiled import (
     NO_RENDEZVOUS,
     UNLABELLED,
@@ -43,7 +44,6 @@ from tracekit.analysis.graph.megatron import Structure
 from tracekit.analysis.graph.posting import (
     PUBLISHED,
     RECORDED,
-    PostingRule,
     gathers_first,
     infer_posting,
     with_gathering_among_work,

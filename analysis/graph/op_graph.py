@@ -33,8 +33,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, number
 from tracekit.base.errors import GraphError, TraceError, extra
 from tracekit.base.text import listed, quoted
 from tracekit.trace.facts import MissingMembers
-from tracekit.trace.model import ProcessGroup
-from tracekit.trace.units import LATEST_S, LONGEST_S
+from tracekit.trace.model import LATEST_S, LONGEST_S, ProcessGroup
 
 if TYPE_CHECKING:
     import networkx

@@ -19,7 +19,6 @@ holds up the first forward, which is not a launch delay. The ops that could have
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
 from functools import cached_property
 from itertools import takewhile
 
@@ -27,6 +26,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.analysis.graph import Posting, PostingRule
 from tracekit.analysis.graph.megatron import BACKWARD, COMPUTE_STREAM, FORWARD, Structure, merged_order
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.model import OpKind
@@ -58,30 +58,6 @@ TAIL = (
 _TRANSFERS = (*SENDS, *RECVS)
 #: Work of a worker's host, in the order of its computes.
 HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
-
-
-class Posting(StrEnum):
-    """Bounds of the start of a receive, from the loosest rule to the tightest.
-
-    EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
-    ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
-    posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
-    RECORDED: the host's work before its request, as recorded (`host_order`).
-    """
-
-    EARLY = "early"
-    SAME_DIRECTION = "same-direction"
-    ANY_DIRECTION = "any-direction"
-    BATCHED = "batched"
-    RECORDED = "recorded"
-
-
-class PostingRule(Struct, frozen=True):
-    """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
-
-    rule: Posting
-    obeyed: float
-    telling: int
 
 
 #: The assumption of the published method.

@@ -24,12 +24,10 @@ from tracekit.analysis.evidence.graph_subject import (
     marked_steps,
     profiled_steps_s,
     unprofiled_after,
-    unprofiled_step,
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import Subject
-from tracekit.analysis.gpu.behind import parts_of
-from tracekit.analysis.gpu.gpu_times import Part
+from tracekit.analysis.gpu.pace import Part, parts_of
 from tracekit.analysis.hardware.passport import HardwareQuestion, OtherGpu, Passport, known_passport
 from tracekit.analysis.hardware.scaling import (
     PRODUCTS,
@@ -264,7 +262,7 @@ class HardwareOfRecording(Hardware, frozen=True, eq=False):
     def _unprofiled(
         self, changes: Sequence[tuple[Intervention, ...]], *, same: bool
     ) -> tuple[OtherStep | None, tuple[Intervention, ...]]:
-        now = unprofiled_step(self.job)
+        now = self.job.unprofiled_step
         if now is None:
             return None, ()
         likely, *others = (

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from tracekit.analysis.fixes.layers import split_again
-from tracekit.analysis.fixes.plan import layers_of
+from tracekit.analysis.fixes import split_again
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.plans.best_plans import timed
 from tracekit.analysis.plans.from_recording import recorded_model
@@ -47,7 +46,7 @@ def optimize_job(
         )
     if subject.profile is None:
         raise TraceError(f"{short(job.trace.name)}: no computes; plans need a training job")
-    recorded = recorded_model(subject, layers_of(subject.trace, layers))
+    recorded = recorded_model(subject, subject.trace.layers(layers))
     model = recorded.model
     fixed = replace(model.space, **dict.fromkeys(keep, "fixed"))
     asked = replace(model, space=fixed, memory_gb=memory_gb)

@@ -18,7 +18,7 @@ from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.subject import Subject
 from tracekit.analysis.numeric.arrays import Floats, number
-from tracekit.analysis.numeric.means import ratio_margins
+from tracekit.analysis.numeric.statistics import ratio_margins
 from tracekit.base.text import counted, seconds
 from tracekit.report.conclusions import Patterns, Trust
 from tracekit.report.hardware import OnGpu, hardware_table
@@ -195,10 +195,10 @@ def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings
     """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
     if there are none.
     """
-    if evidence is None and not asked.wants_experts:  # as of most jobs: they need none of these modules
-        return None
+    if (evidence is None or evidence.exchanges is None) and not asked.wants_experts:
+        return None  # as of most jobs: they need none of these modules
     from tracekit.analysis.detectors.uneven_experts import other_causes
-    from tracekit.analysis.evidence.exchanges import experts_of, uneven_experts
+    from tracekit.analysis.evidence.graph_subject import experts_of, uneven_experts
     from tracekit.analysis.experts.balance import ExpertJob
     from tracekit.analysis.experts.expert_loads import ExpertLoads, RebalancePlan
 

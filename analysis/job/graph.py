@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_graph import graph_assessment
 from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
@@ -25,14 +25,12 @@ from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
 from tracekit.analysis.job.graph_report import ANALYSED
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
-from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.report.questions import Question
-from tracekit.trace.gpu_recording import GpuRecording
-from tracekit.trace.op import OpTrace
+from tracekit.trace.op import GpuRecording, OpTrace
 
 if TYPE_CHECKING:
     from tracekit.trace.chrome import OpTimeline
@@ -92,9 +90,13 @@ class OfGraph(Job):
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
         if asked.measured is not None:
             evidence = analysed.with_measured(evidence, asked.measured, self.source)
-        check(replay, asked.fix)
-        questions = [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
-        questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
+        questions: list[Question] = []
+        if asked.fix or asked.keep:
+            from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+
+            check(replay, asked.fix)
+            questions += [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
+            questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
         tell("critical path")
@@ -125,6 +127,8 @@ class OfGraph(Job):
         return len(self.graph.ops.mesh.ranks)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
+        from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+
         _ = self.times  # or the error that there are none
         if keep:
             return answer_keep(self.replay, selection, self._gpus)

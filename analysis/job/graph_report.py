@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import polars as pl
 from msgspec import UNSET, Struct, structs
@@ -16,24 +16,21 @@ from msgspec import UNSET, Struct, structs
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
-from tracekit.analysis.evidence.exchanges import culprit_of
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, gpu_alone
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
+    culprit_of,
     profiled_steps_s,
     recording_factors,
-    unprofiled_step,
 )
-from tracekit.analysis.gpu.gpu_times import GpuTimes
-from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
 from tracekit.analysis.job.job import Analysis, ReportOptions, refused_measured
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.hardware import OnGpu, Unprofiled, gpu_tables, in_report
+from tracekit.report.hardware import GpuTimes, OnGpu, Unprofiled, gpu_tables, in_report
 from tracekit.report.questions import ByLabel, Overlap, Question, label_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.tables import (
@@ -49,6 +46,9 @@ from tracekit.report.tables import (
     WaitFor,
 )
 from tracekit.trace.facts import Fact
+
+if TYPE_CHECKING:
+    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 
 #: The most rows of ranks on a first screen, and in their own table.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
@@ -395,7 +395,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
 
     def _unprofiled(self, rank: int) -> Unprofiled | str:
         """The step without the profiler, or why it is not known."""
-        job, step = self.evidence, unprofiled_step(self.evidence)
+        job, step = self.evidence, self.evidence.unprofiled_step
         if step is None or rank not in job.summary.costs:
             return _NO_OVERHEAD
         cost, profiled_s = job.summary.costs[rank], float(profiled_steps_s(job).mean())

@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
 from tracekit.analysis.job.job import SAME_JOB
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import student_tail
+from tracekit.analysis.numeric.statistics import student_tail
 from tracekit.base.errors import NotStoredError, SelectionError
 from tracekit.base.text import short
 from tracekit.store import Store

@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 import tracekit
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
+from tracekit.report.questions import ByLabel
 from tracekit.report.report import Report
 
 if TYPE_CHECKING:
     import pandas
 
     from tracekit.analysis.attribution.by_label import SpentPhases, StepsSpent
+    from tracekit.analysis.diagnosis.diagnosis import Diagnosis
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.conclusions import Finding
     from tracekit.report.findings import Findings, Unanalysed
-    from tracekit.report.questions import ByLabel, Question
+    from tracekit.report.questions import Question
     from tracekit.store.catalogue_rows import AnyTrace
 
 #: What a trace may say of its job that makes runs different ones.
@@ -160,8 +161,6 @@ class Job(ABC):
 
         Raises SelectionError for a label that the job does not have, or one with too many values.
         """
-        from tracekit.analysis.job.questions import by_labels
-
         return by_labels(self.replay, *labels)
 
     @abstractmethod
@@ -243,6 +242,17 @@ class Job(ABC):
 
     def _repr_html_(self) -> str:
         return tracekit.card(self)
+
+
+def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:
+    """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
+
+    Raises SelectionError for a label that the job does not have, or one with too many values.
+    """
+    from tracekit.analysis.attribution.by_label import attribute_by
+
+    names = tuple(label.strip() for label in labels)
+    return ByLabel(names, attribute_by(replay, names))
 
 
 class ReportOptions(Struct, frozen=True, kw_only=True):

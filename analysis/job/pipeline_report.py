@@ -17,15 +17,12 @@ from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution, gaps_text
 from tracekit.analysis.attribution.patterns import stalls_of
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
-from tracekit.analysis.evidence.exchanges import exchanges_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.plan import check_layers
-from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.graph import Posting
 from tracekit.analysis.job.build import build, experts_of_job
-from tracekit.analysis.job.job import Analysis, Progress, ReportOptions
+from tracekit.analysis.job.job import Analysis, Progress, ReportOptions, by_labels
 from tracekit.analysis.job.pipeline_tables import WorkerLanes, rows_of_pipeline
 from tracekit.analysis.numeric.arrays import number
 from tracekit.analysis.replay import Method
@@ -81,14 +78,14 @@ class ReplayedJob(Struct, frozen=True):
     ) -> AnalysedPipeline:
         """Everything from which the report follows."""
         trace, replay = self.trace, self.replay
-        check_layers(trace, asked.layers)
+        trace.check_layers(asked.layers)
         asked.refuse_measured(trace.name, "a pipeline trace")
         gpus = trace.layout.world_size
         questions: list[Question] = []
         keeping: list[Question] = []
         labels: list[ByLabel] = []
         if asked.fix or asked.keep or asked.by:
-            from tracekit.analysis.job.questions import answer_keep, by_labels, check
+            from tracekit.analysis.job.questions import answer_keep, check
 
             check(replay, asked.fix)
             keeping = [answer_keep(replay, text, gpus) for text in asked.keep]
@@ -107,7 +104,7 @@ class ReplayedJob(Struct, frozen=True):
             questions = [answer_fix(replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
         if progress is not None:
             progress("causes and fixes")
-        if asked.expert_loads is not None and exchanges_of(subject) is None:
+        if asked.expert_loads is not None and subject.exchanges is None:
             raise asked.expert_loads.without_experts(trace.name)
         assessed = PipelineAssessment(subject, stalls_of(replay, attributed), asked.layers, self.graph.method)
         return AnalysedPipeline(
@@ -173,7 +170,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             questions=self.questions,
             labels=self.labels,
             on_gpus=self.on_gpus,
-            experts=experts_of_job(exchanges_of(self.subject), asked, self.diagnosis.causes),
+            experts=experts_of_job(self.subject.exchanges, asked, self.diagnosis.causes),
             step_values=step_values(job.trace.metadata),
             trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
             keys={"bubbles": bubbles, **self._keys()},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -18,9 +18,11 @@ from tracekit.analysis.attribution.attribution import Attribution, waste
 from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
-from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.tables import Contribution, Correlation, OfWorker, OnPath
 from tracekit.trace.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.report.findings import WorkerSlowdowns
 
 #: Key in the metadata of a Parquet file of `write_parquet`; its value is the name of the table.
 TABLE_KEY = "tracekit_table"
@@ -144,6 +146,8 @@ class WorkerLanes(Struct, frozen=True, eq=False):
 
     def worker_slowdowns(self) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
+        from tracekit.report.findings import WorkerSlowdowns  # only stores keep them
+
         attribution = self.attribution
         return WorkerSlowdowns(
             steps=np.array(attribution.steps, np.int64),

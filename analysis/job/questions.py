@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracekit.analysis.attribution.by_label import attribute_by
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import saving_error_s
+from tracekit.analysis.numeric.statistics import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import (
     ORIGINAL,
@@ -29,10 +28,10 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import all_of, count_selected, masks_of
 from tracekit.analysis.whatif.selection_text import Term, checked_selection, parse_edit
 from tracekit.base.errors import SelectionError
-from tracekit.report.questions import ByLabel, Question
+from tracekit.report.questions import Question
 
 if TYPE_CHECKING:
-    from tracekit.analysis.diagnosis.diagnosis import PricedFix
+    from tracekit.analysis.diagnosis.price import PricedFix
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 
@@ -81,7 +80,7 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
 def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator[Intervention]:
     """What the terms of an edit change in a pipeline."""
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
-    from tracekit.analysis.fixes.layers import split_again
+    from tracekit.analysis.fixes import split_again
 
     graph, durations = evidence.replay.graph, evidence.replay.durations
     priced = cache(partial(_priced_fixes, evidence))
@@ -97,14 +96,14 @@ def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator
 
 
 def _priced_fixes(evidence: PipelineSubject) -> Sequence[PricedFix]:
-    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 
     return diagnose(PipelineAssessment(evidence)).fixes
 
 
 def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[PricedFix]:
-    from tracekit.analysis.diagnosis.diagnose import diagnose
+    from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_graph import graph_assessment
 
     return diagnose(graph_assessment(evidence)).fixes
@@ -144,12 +143,3 @@ def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention
     freed = pace.freed(pace.ranks_with_all_calls(like_peers))
     edited = [] if cost is pace.cost else [SetOps(cost)]
     return [*([] if freed is None else [freed]), *edited, *changes]
-
-
-def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:
-    """Exact S_x for each value of a label of the ops, or for each combination of values of several labels.
-
-    Raises SelectionError for a label that the job does not have, or one with too many values.
-    """
-    names = tuple(label.strip() for label in labels)
-    return ByLabel(names, attribute_by(replay, names))

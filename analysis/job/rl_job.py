@@ -15,15 +15,14 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
-from tracekit.analysis.diagnosis.diagnose import diagnose
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.job.build import build
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answered
-from tracekit.analysis.rl.account import Generation, RlAccount
+from tracekit.analysis.rl.account import RlAccount
 from tracekit.analysis.rl.rl_run import CONTRADICTION, WARM_UP, Gpus, LoggedRun, PostTrainingRun, Scenario
 from tracekit.analysis.rl.timed import Generations, TimedRun
 from tracekit.base.errors import FormatError, SelectionError, TraceError
@@ -31,6 +30,7 @@ from tracekit.base.text import counted, listed, percent, ranks_text, seconds, sh
 from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.report.questions import ByLabel, Question, question_table
 from tracekit.report.report import StepTimes
+from tracekit.report.rl_step import Generation
 from tracekit.report.tables import (
     TONES,
     BarTimeline,

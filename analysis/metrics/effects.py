@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from tracekit.analysis.metrics.samples import Samples, TimeSpan, is_counter
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA
 from tracekit.base.errors import FormatError
 from tracekit.report.hardware import Alarm
 

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from tracekit.base.text import short
 from tracekit.report.hardware import MechanismName, MissingMetric
-from tracekit.trace.canonical import SAMPLED
+from tracekit.trace.facts import SAMPLED
 
 #: `time`: seconds since 1970. `host`: as the exporter names it. `device`: GPU or port, null for the whole host. `uuid`:
 #: of the device, null if unknown. `value`: of counters, the total.

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import student_beyond
+from tracekit.analysis.numeric.statistics import student_beyond
 from tracekit.base.errors import FormatError
 from tracekit.report.questions import ConfidenceInterval, RunLine, RunOfMicrobatches, StepLine
 from tracekit.trace.compute_order import Schedule

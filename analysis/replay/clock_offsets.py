@@ -26,7 +26,7 @@ from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.robust import MAD_TO_SIGMA, MEDIAN_ERROR, median
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from tracekit.trace.model import OpKind
 
 #: Collectives over the DP ranks of a stage. They share a network card, so together they are one witness, with less

@@ -24,7 +24,7 @@ from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph
 from tracekit.analysis.graph.lanes import StructureKey
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
-from tracekit.analysis.numeric.robust import MEDIAN_ERROR, median
+from tracekit.analysis.numeric.statistics import MEDIAN_ERROR, median
 from tracekit.analysis.replay.clock_offsets import (
     ERRORS,
     FEWEST_FOR_SCATTER,

@@ -29,7 +29,7 @@ from tracekit.analysis import native
 from tracekit.analysis.graph.compiled import LabelledBlock, LabelledGraph
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints, combinations
-from tracekit.analysis.numeric.robust import lower_median_of
+from tracekit.analysis.numeric.statistics import lower_median_of
 from tracekit.analysis.replay.kernel import (
     Choices,
     Costs,

@@ -24,14 +24,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.graph import Posting
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.graph.lanes import StructureKey
 from tracekit.analysis.graph.op_grid import paired_rows
-from tracekit.analysis.graph.posting import HOST_KINDS, Posting
+from tracekit.analysis.graph.posting import HOST_KINDS
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
-from tracekit.analysis.numeric.robust import lower_median, lower_median_of, lower_quantile
+from tracekit.analysis.numeric.statistics import lower_median, lower_median_of, lower_quantile
 from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.graph_replay import Durations, split_durations
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind

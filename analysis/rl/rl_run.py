@@ -19,22 +19,11 @@ import numpy as np
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.means import saving_error_s
-from tracekit.analysis.rl.account import (
-    UNEXPLAINED,
-    Loss,
-    LossTime,
-    PhaseTime,
-    Price,
-    RlAccount,
-    Run,
-    Sides,
-    ToolsBound,
-    leading,
-    unlike,
-)
+from tracekit.analysis.numeric.statistics import saving_error_s
+from tracekit.analysis.rl.account import UNEXPLAINED, RlAccount, Run, leading, unlike
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted
+from tracekit.report.rl_step import Loss, LossTime, PhaseTime, Price, Sides, ToolsBound
 from tracekit.trace.post_training import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINER_IDLE, TRAINER_WAIT, PhaseLog, StepTime
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.analysis.rl.account import Generation, Loss, LossTime, RlAccount, Run
+from tracekit.analysis.rl.account import RlAccount, Run
 from tracekit.analysis.rl.latency import (
     NO_LIMIT,
     Engines,
@@ -42,6 +42,7 @@ from tracekit.analysis.rl.rl_run import (
 )
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.text import counted, short
+from tracekit.report.rl_step import Generation, Loss, LossTime
 from tracekit.trace.model import Format
 from tracekit.trace.post_training import RlTimeline, Trajectories
 

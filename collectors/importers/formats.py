@@ -7,33 +7,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-from polars.exceptions import PolarsError
 
 from tracekit.base.errors import FormatError
 from tracekit.trace.model import TimeUnit
-
-#: Exceptions that damaged bytes can cause; importers raise clearer ones where they can.
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, PolarsError)
-
-
-@contextmanager
-def one_error(path: Path) -> Iterator[None]:
-    """Raise FormatError for whatever unreadable or damaged bytes cause in the body."""
-    try:
-        yield
-    except OSError as error:
-        raise FormatError(
-            f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"
-        ) from None
-    except _DAMAGE as error:
-        reason = (str(error).splitlines() or [""])[0]
-        raise FormatError(
-            f"{path}: damaged, or not in this format ({type(error).__name__}: {reason:.200}); copy or record it again"
-        ) from None
 
 
 def read_whole(path: Path, most: int, fewer: str) -> bytes:

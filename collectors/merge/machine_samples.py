@@ -17,8 +17,7 @@ from tracekit.base.text import ranks_text
 from tracekit.collectors.merge.placement import Placement
 from tracekit.collectors.record.wire_format import GPU_SUFFIX, HOST_SUFFIX, rank_stem
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.trace.canonical import SAMPLED
-from tracekit.trace.facts import STEP_VALUES
+from tracekit.trace.facts import SAMPLED, STEP_VALUES
 
 #: Samples of a metric that the metadata keeps: of a machine, at most and at least; of all machines together.
 MOST_OF_ONE, FEWEST_OF_ONE, MOST_SAMPLES = 720, 60, 40_000

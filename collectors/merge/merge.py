@@ -38,8 +38,8 @@ from tracekit.collectors.nccl.rings import read_nccl
 from tracekit.collectors.record.wire_format import GPU_SUFFIX, Category, Flag
 from tracekit.collectors.run_directory.host_clocks import ClockFit
 from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
-from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
-from tracekit.trace.facts import STEP_VALUES, step_values
+from tracekit.trace.canonical import DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
+from tracekit.trace.facts import COLLECTED, STEP_VALUES, step_values
 from tracekit.trace.model import TimeUnit
 from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, ROWS_TYPE, SENT, WAITED
 

@@ -16,8 +16,8 @@ import numpy as np
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TraceError
 from tracekit.base.text import cost_alone, printable, seconds, short
-from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
-from tracekit.dashboards.figures.worker_map import LOST_LEVELS, WorkerCells, level_of, worker_cells
+from tracekit.dashboards.figures.worker_map import WorkerCells, level_of, worker_cells
+from tracekit.dashboards.theme import DARK, LIGHT, LOST_LEVELS, Theme
 from tracekit.dashboards.words import answer_rows, figure_columns, first_line, tables, worker_name
 from tracekit.report.finding import UNNAMED, LossKind
 from tracekit.report.report import Report, WorkerGrid

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.dashboards.figures.theme import Theme, slowdown_scale
 from tracekit.dashboards.figures.worker_map import (
     MOST_CELLS,
     UNKNOWN,
@@ -21,6 +20,7 @@ from tracekit.dashboards.figures.worker_map import (
     lost_alone,
     pool,
 )
+from tracekit.dashboards.theme import Theme, slowdown_scale
 from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum
 from tracekit.report.tables import BarTimeline, Picture, Series, ShareGrid
 

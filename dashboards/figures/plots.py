@@ -29,7 +29,7 @@ from tracekit.trace.model import Worker
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tracekit.dashboards.figures.theme import Theme
+    from tracekit.dashboards.theme import Theme
 
 #: Rows of the timeline, and the room above a figure for its title.
 MOST_WORKERS, _TITLE_PX = 24, 64
@@ -210,7 +210,7 @@ def _theme(name: str) -> Theme:
     """The colours of that name. Raises OutputError if Plotly is missing, ValueError for another name."""
     if find_spec("plotly") is None:
         raise OutputError("figures need Plotly, which is not installed; pip install 'tracekit-analysis[notebook]'")
-    from tracekit.dashboards.figures.theme import THEMES
+    from tracekit.dashboards.theme import THEMES
 
     if name not in THEMES:
         raise ValueError(f"no theme {name!r}; there are {', '.join(THEMES)}")

@@ -26,7 +26,7 @@ from tracekit.dashboards.figures.spans import (
     count,
     spans,
 )
-from tracekit.dashboards.figures.theme import CLASSES, Theme, legend
+from tracekit.dashboards.theme import CLASSES, Theme, legend
 from tracekit.trace.model import KINDS
 
 #: More bars than this make a notebook slow; the shortest ones that are not slow are left out first.

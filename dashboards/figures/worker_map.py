@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import short
+from tracekit.dashboards.theme import LOST_LEVELS
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
@@ -19,9 +20,7 @@ from tracekit.trace.model import Worker
 Floats = npt.NDArray[np.floating]
 #: Do not point at workers below this S_w: analysis/attribution/patterns.py treats less than 2 % as noise.
 WORTH_NAMING = 1.02
-#: The share of a step lost, and the S_w, at which each level but the lowest begins. The same colour means the same loss
-#: in every job, step and picture, and a map of healthy workers stays blank.
-LOST_LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
+#: The S_w at which each level of `LOST_LEVELS` begins.
 LEVELS = tuple(1 / (1 - share) for share in LOST_LEVELS)
 #: Pool maps with more cells or rows: a screen cannot show them, and a browser draws them slowly.
 MOST_CELLS, MOST_MAP_ROWS = 20_000, 160

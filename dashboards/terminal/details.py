@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.graph import Posting
 from tracekit.base.text import (
     cost_alone,
     counted,

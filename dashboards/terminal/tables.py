@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -13,13 +13,15 @@ from rich.text import Text
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.text import printable, seconds
-from tracekit.dashboards.figures.theme import LIGHT
-from tracekit.dashboards.figures.worker_map import WorkerCells, level_of, worker_cells
+from tracekit.dashboards.theme import LIGHT
 from tracekit.dashboards.words import lines_of
 from tracekit.report.finding import UNNAMED, LossKind, Place
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import Section
 from tracekit.report.tables import Table as TableOfReport
+
+if TYPE_CHECKING:
+    from tracekit.dashboards.figures.worker_map import WorkerCells
 
 #: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
 _GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
@@ -172,6 +174,8 @@ def merged_map(
     Neighbouring DP ranks that look alike share a row, but for the `accused`, which are marked. Where more rows than
     that differ, a row is the worst of several.
     """
+    from tracekit.dashboards.figures.worker_map import worker_cells  # only pipelines have workers
+
     cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
     merged, each = _alike(cells, accused), ""
     if len(merged) > rows:
@@ -227,6 +231,8 @@ def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[
 
 
 def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
+    from tracekit.dashboards.figures.worker_map import level_of
+
     return tuple(level_of(value) for value in cells.slowdown[row])
 
 

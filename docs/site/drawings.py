@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.dashboards.figures.charts import figure
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 
 TABLE = Path(__file__).parent / "paper_figures.csv"
 _SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up")

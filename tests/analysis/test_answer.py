@@ -9,7 +9,8 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.trace.canonical import COLLECTED, DEVICE_CLOCK
+from tracekit.trace.canonical import DEVICE_CLOCK
+from tracekit.trace.facts import COLLECTED
 
 #: One of four ranks takes twice as long: a step of 0.61 s where its peers would take 0.31 s.
 SLOW = data_parallel_job([[FORWARD, BACKWARD]] * 3 + [[("forward-compute", 0.2), ("backward-compute", 0.4)]], steps=8)

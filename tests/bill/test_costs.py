@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.reports import report_with
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.costs.claimed import ALL, USEFUL, BillPart, ClaimedCosts
 from tracekit.costs.of_report import costs_of
 from tracekit.report.report import Report

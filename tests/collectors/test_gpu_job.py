@@ -8,8 +8,7 @@ import pytest
 
 from tests.collectors.conftest import environment
 from tests.handmade import run
-from tracekit.trace.canonical import SAMPLED
-from tracekit.trace.facts import step_values
+from tracekit.trace.facts import SAMPLED, step_values
 from tracekit.trace.model import OpKind
 
 MS = 1e-3

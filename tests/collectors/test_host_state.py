@@ -17,7 +17,7 @@ from tests.collectors.conftest import collect, forks
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.collectors.record import machine_state
 from tracekit.collectors.record.machine_state import Sampler, host_reader, throttled_us, waited_us
-from tracekit.trace.canonical import SAMPLED
+from tracekit.trace.facts import SAMPLED
 
 PRESSURE = "node_pressure_cpu_waiting_seconds_total"
 #: By so much, the wall clock may be set while a job runs whose samples are timed by the monotonic one.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
+from tracekit.analysis.numeric.statistics import MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, steps_text, three_digits
 from tracekit.report.conclusions import Finding

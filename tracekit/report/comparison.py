@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from tracekit.analysis.numeric.means import difference_of_means
+from tracekit.analysis.numeric.statistics import difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import cost, seconds, short, three_digits, with_error
 from tracekit.report.compare import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.text import runs, short
 from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
 from tracekit.report.tables import Maybe, Number

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.gpu.gpu_times import GpuTimes, NamedTime
-from tracekit.analysis.numeric.means import Estimate
+from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Spent
@@ -22,6 +21,149 @@ from tracekit.report.tables import Series, SeriesLine, Table, UsualBand
 from tracekit.trace.gpu_activity import IdleReason
 
 Limit = Literal["compute", "communication", "host"]
+
+
+class NamedTime(Struct, frozen=True):
+    """Time of what a name says. `where`: the innermost line of Python outside of torch, "" if unknown."""
+
+    name: str
+    seconds: float
+    where: str = ""
+
+
+class IdleTime(Struct, frozen=True):
+    """Idle time of one reason (`IdleReason`), in so many gaps between GPU ops. `names`: longest first."""
+
+    reason: str
+    seconds: float
+    gaps: int
+    names: tuple[NamedTime, ...]
+
+
+class BeforeFirst(Struct, frozen=True):
+    """The time before the first GPU op, by what the thread did that launched it."""
+
+    seconds: float
+    by_reason: dict[str, float]
+    names: tuple[NamedTime, ...]
+
+
+class KernelTime(Struct, frozen=True):
+    """GPU ops of one name. `occupancy`: mean share of the threads of the card, by time, None if not recorded."""
+
+    name: str
+    count: int
+    seconds: float
+    of_class: str = msgspec.field(name="class")
+    occupancy: float | None = None
+
+
+class ShapeTime(Struct, frozen=True):
+    """GPU time of an operator with inputs of these sizes; what it computes and moves a second, None if unknown.
+
+    `roofline_s`: how long it takes at the peak of the card.
+    """
+
+    dims: str
+    dtype: str
+    count: int
+    seconds: float
+    flops_s: float | None = None
+    bytes_s: float | None = None
+    roofline_s: float | None = None
+
+
+class OpTime(Struct, frozen=True):
+    """GPU time of what an innermost operator launched. `module`: the nn.Module with most of it, None if unknown."""
+
+    name: str
+    gpu_ops: int
+    seconds: float
+    module: str | None
+    shapes: tuple[ShapeTime, ...]
+
+
+class Synchronisation(Struct, frozen=True):
+    """Calls that wait for the GPU. `idle_after_s`: of gaps that begin inside them; `saves_s`: without them."""
+
+    call: str
+    op: str | None
+    where: str
+    count: int
+    blocked_s: float
+    idle_after_s: float
+    saves_s: float | None = None
+
+
+class Transfer(Struct, frozen=True):
+    """Copies of one kind. `exposed_s`: while no kernel ran."""
+
+    kind: str
+    pageable: bool
+    count: int
+    bytes: int
+    seconds: float
+    exposed_s: float
+
+
+class Launches(Struct, frozen=True):
+    """Calls that launched GPU ops, and kernels shorter than 10 microseconds."""
+
+    calls: int
+    call_s: float
+    short_kernels: int
+    short_s: float
+    kernels: int
+    kernel_s: float
+
+
+class MarkedSteps(Struct, frozen=True):
+    """Steps that the profiler marked; `mean_s` None if there are none."""
+
+    count: int
+    mean_s: float | None
+
+
+class MemoryPoint(Struct, frozen=True):
+    """Bytes that torch's allocator has given out, seconds after the recording began."""
+
+    seconds: float
+    bytes: int
+
+
+class MemoryTimes(Struct, frozen=True):
+    """Memory of the GPU, in bytes: most of it given out (`peak_bytes`) and kept (`reserved_bytes`) at a time. `points`:
+    most of each interval of the recording in which it changed.
+    """
+
+    peak_bytes: int
+    reserved_bytes: int
+    points: tuple[MemoryPoint, ...]
+
+
+class GpuTimes(Struct, frozen=True):
+    """One rank: from its first event to its last (`recording_s`); from its first GPU op to the end of its last
+    (`span_s`), of which it is busy or idle; and what is before and after.
+    """
+
+    rank: int
+    recording_s: float
+    span_s: float
+    busy_s: float
+    idle_s: float
+    after_last_s: float
+    before_first: BeforeFirst
+    idle_by_reason: tuple[IdleTime, ...]
+    idle_opened_by: dict[str, float]
+    kernels: tuple[KernelTime, ...]
+    ops: tuple[OpTime, ...]
+    synchronisations: tuple[Synchronisation, ...]
+    transfers: tuple[Transfer, ...]
+    launch: Launches
+    steps: MarkedSteps
+    stacks: bool
+    shapes: bool
+    memory: MemoryTimes | None
 
 
 class Unprofiled(Struct, frozen=True):

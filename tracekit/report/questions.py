@@ -8,15 +8,17 @@ in one step, all its stages), means over the lanes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.by_label import Share
 from tracekit.base.text import cut, printable, seconds
 from tracekit.report.conclusions import Fix
 from tracekit.report.tables import Table, frame_of
+
+if TYPE_CHECKING:
+    from tracekit.analysis.attribution.by_label import Share
 
 _FIX_MEANS = "fix: as fast as their peers, everything else as recorded, launch delays kept; as fixes are priced."
 _KEEP_MEANS = "keep only: the question of the paper; everything else ideal, without launch delays."

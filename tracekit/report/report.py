@@ -22,19 +22,8 @@ from msgspec import UNSET, Struct
 
 import tracekit
 from tracekit.analysis.attribution.patterns import Stall
-from tracekit.analysis.graph.posting import PostingRule
+from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.analysis.rl.account import (
-    Generation,
-    Loss,
-    LossTime,
-    PhaseTime,
-    Price,
-    Sides,
-    ToolsBound,
-    Unlike,
-)
-from tracekit.base.atomic_write import replacing
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.text import short
 from tracekit.report import questions
@@ -54,6 +43,7 @@ from tracekit.report.conclusions import (
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import GpuInReport, MetricsInReport, OnGpu
 from tracekit.report.questions import Bubbles, Experts, Overlap, Question
+from tracekit.report.rl_step import Generation, Loss, LossTime, PhaseTime, Price, Sides, ToolsBound, Unlike
 from tracekit.report.tables import (
     ClockOfRank,
     ClockReport,
@@ -389,6 +379,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[str]) -> None:
     """Write tables by name as CSV files: see `Report.write_csv`."""
+    from tracekit.base.atomic_write import replacing
+
     folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)

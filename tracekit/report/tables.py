@@ -9,18 +9,19 @@ time that is lost, the more the worse but for 6, which lies between 4 and 5.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
-from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.analysis.replay import Method
-from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.trace.model import Layout, OpKind, Worker
+
+if TYPE_CHECKING:
+    from tracekit.base.atomic_write import Kind
 
 #: The numbers of colours.
 TONES = range(7)
@@ -248,6 +249,22 @@ class OfRank(Struct, frozen=True):
     sole_delay_s: Maybe[float] = UNSET
 
 
+class GroupMatches(Struct, frozen=True):
+    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank.
+
+    `inside`: of the unmatched kernels, those between matched ones. `transfers`: whether these are transfers from one
+    rank to another.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    matched: int
+    unmatched: Mapping[int, int]
+    shifts: Mapping[int, int]
+    inside: int = 0
+    transfers: bool = False
+
+
 class Collectives(Struct, frozen=True):
     """Which kernels belong to the same collective."""
 
@@ -423,6 +440,8 @@ def _rows_or_number(thing: Any) -> Any:
 
 def csv_kind(name: str, columns: Iterable[str]) -> Kind:
     """CSV files with these columns. `name`: as of `Kind`."""
+    from tracekit.base.atomic_write import Kind, starting_with  # most reports are not written as CSV
+
     return Kind(name, starting_with(f"{','.join(columns)}\n".encode()))
 
 

@@ -33,7 +33,7 @@ from tracekit.sources.registry import (
     STUDY_MARK,
     job_of,
 )
-from tracekit.sources.source import Content, ReadOptions, Source
+from tracekit.sources.source import Content, ReadOptions, Source, one_error
 from tracekit.trace import facts
 from tracekit.trace.model import TimeUnit, unit_of_time
 
@@ -385,7 +385,6 @@ class _Importer:
 
     def read(self, paths: Sequence[Path], options: ReadOptions) -> Job:
         """The job of the trace that it reads. The importer gets `layout` and `unit` only if they are given."""
-        from tracekit.collectors.importers.formats import one_error
         from tracekit.trace.canonical import Trace
         from tracekit.trace.op import OpTrace
 

@@ -16,7 +16,7 @@ from tracekit.base.paths import Look, command, quoted
 from tracekit.base.text import short
 from tracekit.collectors.importers import sniff
 from tracekit.collectors.importers.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
-from tracekit.sources.source import Content, ReadOptions, Source
+from tracekit.sources.source import Content, ReadOptions, Source, one_error
 from tracekit.trace import facts
 from tracekit.trace.model import TIMELINE_MARK, TimeUnit, TraceKind
 
@@ -216,8 +216,6 @@ def _reading(reader: str | Callable[..., AnyTrace]) -> Callable[[Sequence[Path],
     """
 
     def read(paths: Sequence[Path], options: ReadOptions) -> Job:
-        from tracekit.collectors.importers.formats import one_error
-
         (path,) = paths
         with one_error(path):
             function = reader

@@ -6,19 +6,24 @@ that wants another kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from tracekit.base.errors import FormatError
 from tracekit.base.paths import Look, command
 from tracekit.trace.facts import SourceKind
 from tracekit.trace.model import TimeUnit
 
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Job
+
+#: Exceptions that damaged bytes can cause; importers raise clearer ones where they can.
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Content(StrEnum):
@@ -84,3 +89,21 @@ class Source(Struct, frozen=True):
         if self.sentence is not None:
             return self.sentence(look, wanted)
         return f"{self.title}, not {wanted}; type `{command(*self.command, look.path)}`"
+
+
+@contextmanager
+def one_error(path: Path) -> Iterator[None]:
+    """Raise FormatError for whatever unreadable or damaged bytes cause in the body."""
+    from polars.exceptions import PolarsError  # which help and commands that read no trace do not wait for
+
+    try:
+        yield
+    except OSError as error:
+        raise FormatError(
+            f"{error.filename or path}: cannot be read: {error.strerror or error}; check the path, or copy it again"
+        ) from None
+    except (*_DAMAGE, PolarsError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise FormatError(
+            f"{path}: damaged, or not in this format ({type(error).__name__}: {reason:.200}); copy or record it again"
+        ) from None

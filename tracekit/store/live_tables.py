@@ -22,7 +22,7 @@ from tracekit.report.report import Report
 from tracekit.store.catalogue_file import insert, naive
 from tracekit.store.catalogue_rows import WrittenWindow, frame, stored_account
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
-from tracekit.trace.units import EARLIEST_S
+from tracekit.trace.model import EARLIEST_S
 
 if TYPE_CHECKING:
     import duckdb

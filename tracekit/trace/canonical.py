@@ -22,10 +22,11 @@ import polars as pl
 
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, TracekitError, extra
-from tracekit.base.text import encodable, quoted
+from tracekit.base.text import encodable, quoted, short
 from tracekit.trace.facts import (
     COLLECT,
     COLLECT_CPU,
+    COLLECTED,
     INSPECTOR,
     STEP_VALUES,
     TABLE,
@@ -164,10 +165,6 @@ TRACE_FILE = Kind("a trace that tracekit wrote", parquet_with(METADATA_KEY))
 UNIT_KEY = "time_unit"
 #: Rank -> seconds of the mean step in which its training thread was ready to run but had no processor.
 RUN_QUEUE = "run_queue_s"
-#: Sampled while a job was recorded: metric -> machine -> `ranks` on it, `time`, seconds since 1970, and `value`.
-SAMPLED = "sampled"
-#: Metadata `format` of traces from our own collectors.
-COLLECTED = "collected"
 #: How the clocks of GPUs that timed ops relate to their hosts', in the free metadata.
 DEVICE_CLOCK = "device_clock"
 #: Metadata without names that the analysis reads, and figures without names about each GPU.
@@ -177,6 +174,8 @@ _GPU_FIGURES = ("throttled", "reasons", "sm_mhz")
 MOST_ROWS_AS_TABLE = 2_000_000
 #: No clock shows this many seconds since 1970.
 LARGEST_CLOCK_S = 1e11
+#: No model has more layers on a stage, and the search for a split would take too long.
+MOST_LAYERS = 1000
 
 
 @dataclass(frozen=True)
@@ -323,6 +322,33 @@ class Trace:
         hosts = self.metadata.get("hosts")
         named = hosts.items() if isinstance(hosts, dict) else ()
         return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+
+    def layers(self, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
+        if asked is not None:
+            return asked
+        layers = self.metadata.get("layers")
+        if not isinstance(layers, list | tuple) or len(layers) != self.layout.pp:
+            return None
+        return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None
+
+    def check_layers(self, asked: tuple[int, ...] | None) -> None:
+        """Raise SelectionError if the layers that are `asked` do not fit the job, TraceError if those in its metadata
+        are impossible.
+
+        Call it before the analysis, which finds out only at its end whether it needs the layers.
+        """
+        stages = self.layout.pp
+        if asked is not None and len(asked) != stages:
+            raise SelectionError(f"layers {_shown(asked)}: expected {stages} counts, one per stage")
+        if asked is not None and not all(1 <= count <= MOST_LAYERS for count in asked):
+            raise SelectionError(f"layers {_shown(asked)}: expected 1 to {MOST_LAYERS} on each stage")
+        recorded = self.metadata.get("layers")
+        if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
+            raise TraceError(
+                f"{short(self.name)}: its metadata says layers {_shown(recorded)}; expected 1 to {MOST_LAYERS} on each"
+                " stage: correct the metadata"
+            )
 
     @property
     def one_clock(self) -> bool:
@@ -516,6 +542,10 @@ def stated_unit(metadata: Mapping[str, Any]) -> TimeUnit | None:
     """The original unit of the times, if it was stated."""
     stated = metadata.get(UNIT_KEY)
     return TimeUnit(stated) if stated in tuple(TimeUnit) else None
+
+
+def _shown(layers: Sequence[Any]) -> str:
+    return f"{','.join(f'{count!s:.20}' for count in layers[:8])}{',...' if len(layers) > 8 else ''}"
 
 
 def _is_rank(text: str) -> bool:

@@ -26,6 +26,10 @@ MOST_MISSING = 1000
 #: The key of the metadata that has values of steps: name -> step -> value.
 STEP_VALUES = "step_values"
 NAMES = ("tokens", "loss")
+#: Key: sampled while a job was recorded: metric -> machine -> `ranks` on it, `time`, seconds since 1970, and `value`.
+SAMPLED = "sampled"
+#: The `format` in the metadata of traces from our own collectors.
+COLLECTED = "collected"
 #: Of a step; a float of 64 bits counts no further.
 MOST_TOKENS = 1 << 53
 StepValues = Mapping[str, Mapping[int, float]]

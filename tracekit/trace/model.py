@@ -209,6 +209,10 @@ def numbered_hosts(hosts: Mapping[int, str]) -> dict[int, str]:
     return {rank: numbers.setdefault(host, f"host-{len(numbers) + 1}") for rank, host in sorted(hosts.items())}
 
 
+#: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
+EARLIEST_S, LATEST_S = 1e9, 4.1e9
+#: No op and no step takes this long, seconds.
+LONGEST_S = 1e8
 #: No job has this many GPUs; a larger size is a mistake that would use up all memory.
 LARGEST_SIZE = 2**20
 

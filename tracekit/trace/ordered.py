@@ -23,7 +23,7 @@ import polars as pl
 from tracekit.base.errors import TraceError
 from tracekit.base.text import encodable
 from tracekit.trace.canonical import UNIT_KEY, Renamed, Trace, check_size, finite_starts, stated_unit
-from tracekit.trace.model import Layout, TimeUnit
+from tracekit.trace.model import LONGEST_S, Layout, TimeUnit
 from tracekit.trace.schema import (
     KIND_TYPE,
     NONE,
@@ -41,7 +41,6 @@ from tracekit.trace.schema import (
     optional_columns,
 )
 from tracekit.trace.units import (
-    LONGEST_S,
     check_magnitudes,
     judged_steps,
     on_clock,

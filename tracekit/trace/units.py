@@ -17,11 +17,9 @@ from msgspec import Struct
 
 from tracekit.base.errors import TraceError
 from tracekit.base.text import seconds
-from tracekit.trace.model import DP_COLLECTIVES, KINDS, P2P, OpKind, TimeUnit
+from tracekit.trace.model import DP_COLLECTIVES, EARLIEST_S, KINDS, LATEST_S, LONGEST_S, P2P, OpKind, TimeUnit
 from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin, violation
 
-#: Values between these, seconds since 1970, count as clock times: 2001 to 2100.
-EARLIEST_S, LATEST_S = 1e9, 4.1e9
 #: A step's start in the metadata is the zero of its ops if the first of them begins this close to it, seconds.
 SAME_START_S = 1.0
 #: A rank may begin a step this long before it has ended the one before, seconds.
@@ -223,8 +221,6 @@ SHORTEST_STEP, LONGEST_OVERLAP = 0.02, 30.0
 SAME_WORK = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE, OpKind.OPTIMIZER})
 OTHER_UNIT = 2.4
 MOST_NAMED = 4
-#: No op and no step takes this long, seconds.
-LONGEST_S = 1e8
 #: Upper limits of what is looked at.
 MOST_STEPS, MOST_OPS, MOST_MEDIAN = 8, 1_000_000, 50_000
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from tracekit.base.memory import no_garbage_collection, reuse_large_arrays
 from tracekit.base.paths import Look
-from tracekit.base.processes import serve
 from tracekit.collectors.importers.kineto.event_columns import (
     CATEGORIES,
     COLLECTIVE_OPERATOR,
@@ -395,5 +394,7 @@ def _ranks(
 
 def send_files() -> None:
     """In a process of its own: for each path that it is asked for, its ranks."""
+    from tracekit.base.processes import serve
+
     reuse_large_arrays()
     serve(read_file)

@@ -17,7 +17,6 @@ import polars as pl
 
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.limits import check_pattern, search
-from tracekit.base.processes import answers_of
 from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_work import PHASES
@@ -32,7 +31,7 @@ from tracekit.collectors.importers.kineto.rank_placement import (
 )
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.gpu_activity import Activity, KernelClass, class_of
-from tracekit.trace.gpu_recording import (
+from tracekit.trace.op import (
     CALL_SCHEMA,
     GPU_OP_SCHEMA,
     HOST_SCHEMA,
@@ -85,6 +84,8 @@ def _read_all(files: Sequence[Path], processes: int) -> Iterator[list[RankColumn
     ):
         yield from map(read_file, files)
         return
+    from tracekit.base.processes import answers_of  # most recordings need no processes of their own
+
     yield from answers_of(_READ, files, processes)
 
 

@@ -13,7 +13,7 @@ import polars as pl
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.text import ranks_text, short
 from tracekit.dashboards.figures.charts import figure
-from tracekit.dashboards.figures.theme import Theme
+from tracekit.dashboards.theme import Theme
 
 #: Most culprits and groups drawn one below the other; the table has all.
 MOST_ROWS = 12

@@ -16,7 +16,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import printable
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.figures.charts import figure
-from tracekit.dashboards.figures.theme import Theme
+from tracekit.dashboards.theme import Theme
 from tracekit.store import HANG
 from tracekit.trace.facts import NAMES
 

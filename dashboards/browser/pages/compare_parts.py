@@ -14,7 +14,7 @@ from dash import html
 from dash.development.base_component import Component
 
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.analysis.numeric.means import MeanDifference, difference_of_means
+from tracekit.analysis.numeric.statistics import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.browser.ui.components import (
     badge,

@@ -10,7 +10,6 @@ import polars as pl
 from dash import Input, Output, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.gpu.gpu_times import MemoryPoint, NamedTime, OpTime, Synchronisation
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.components import (
@@ -32,7 +31,7 @@ from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import memory_over_time, rank_times
 from tracekit.dashboards.figures.charts import picture
 from tracekit.dashboards.words import figure_columns
-from tracekit.report.hardware import GpuInReport
+from tracekit.report.hardware import GpuInReport, MemoryPoint, NamedTime, OpTime, Synchronisation
 from tracekit.report.report import Report
 from tracekit.report.tables import Picture, Series, ShareGrid, Table, frame_of
 

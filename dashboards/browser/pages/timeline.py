@@ -31,7 +31,7 @@ from tracekit.dashboards.browser.ui.components import attributes, choice, href, 
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
-from tracekit.dashboards.figures.theme import CLASSES, ink_on, legend
+from tracekit.dashboards.theme import CLASSES, ink_on, legend
 from tracekit.report.report import Report
 
 _KEYS = (

@@ -17,8 +17,8 @@ from tracekit.base.text import cost_alone, seconds
 from tracekit.dashboards.browser.data.view_state import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
-from tracekit.dashboards.figures.theme import ink_on
 from tracekit.dashboards.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
+from tracekit.dashboards.theme import ink_on
 from tracekit.report.tables import OfStep
 
 #: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.

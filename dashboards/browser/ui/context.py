@@ -17,7 +17,7 @@ import flask
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.queries import FleetStudy, Results
 from tracekit.dashboards.browser.data.replays import Replays
-from tracekit.dashboards.figures.theme import LIGHT, THEMES, Theme
+from tracekit.dashboards.theme import LIGHT, THEMES, Theme
 from tracekit.dashboards.words import moment
 
 EXTENSION = "tracekit"

@@ -10,13 +10,13 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.analysis.gpu.gpu_times import MemoryTimes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import seconds, short
 from tracekit.dashboards.figures.charts import figure, markers, worker_heatmap
-from tracekit.dashboards.figures.theme import Theme, ink_on
 from tracekit.dashboards.figures.worker_map import UNKNOWN, WorkerMap
+from tracekit.dashboards.theme import Theme, ink_on
 from tracekit.report.compare import CostChange, Side
+from tracekit.report.hardware import MemoryTimes
 from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine, TimelineBar
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.

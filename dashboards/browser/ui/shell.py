@@ -50,7 +50,7 @@ from tracekit.dashboards.browser.ui.context import (
 )
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
 from tracekit.dashboards.documents.markdown import messages
-from tracekit.dashboards.figures.theme import DARK
+from tracekit.dashboards.theme import DARK
 from tracekit.report.report import Report
 from tracekit.store import HANG
 

@@ -28,7 +28,7 @@ from tracekit.dashboards.browser.web.access import HEALTH, MOST_BYTES_ASKED, Acc
 from tracekit.dashboards.browser.web.serving import harden
 from tracekit.dashboards.browser.web.timeline_requests import serve_timeline
 from tracekit.dashboards.figures.charts import figure
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 
 _DOCUMENT = """<!DOCTYPE html>
 <html lang="en" data-prefix="%prefix%">

@@ -23,7 +23,7 @@ from tracekit.analysis.evidence.compute_profile import (
 )
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
-from tracekit.analysis.numeric.robust import lower_median, median
+from tracekit.analysis.numeric.statistics import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import Scale, changed, step_times
 from tracekit.synth import (

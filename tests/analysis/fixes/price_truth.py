@@ -10,13 +10,12 @@ import numpy as np
 
 from tests.analysis.causes.corpus import recorded_s
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.diagnosis.diagnosis import PricedFix
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
-from tracekit.analysis.diagnosis.price import fixes_of
+from tracekit.analysis.diagnosis.price import PricedFix, fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.workers import deal_job, dealt_cost
+from tracekit.analysis.fixes import deal_job, dealt_cost
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.synth import (

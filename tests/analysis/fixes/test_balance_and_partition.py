@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.properties import examples
-from tracekit.analysis.fixes.workers import best_deal_of_step, deal_job, deal_step, dealt_cost
+from tracekit.analysis.fixes import best_deal_of_step, deal_job, deal_step, dealt_cost
 from tracekit.analysis.plans.best_plans import OneLane, best_split, stage_model
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
@@ -50,7 +50,7 @@ def test_a_deal_is_within_one_percent_of_the_best(microbatches, dp_ranks, seed):
 
 def test_the_swap_that_helps_both_ranks_most_comes_first(monkeypatch):
     """Of 16 and 3 s, 6 for 1 s leaves 11 and 8; 10 for 1 s would leave 7 and 12."""
-    monkeypatch.setattr("tracekit.analysis.fixes.workers.SWAPS", 1)
+    monkeypatch.setattr("tracekit.analysis.fixes.SWAPS", 1)
     cost = np.array([[10.0, 1.0], [6.0, 1.0], [0.0, 1.0]])
     assert cost.ravel()[best_deal_of_step(cost, np.arange(6).reshape(3, 2))].sum(axis=0).tolist() == [11.0, 8.0]
 

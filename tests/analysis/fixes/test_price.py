@@ -16,14 +16,13 @@ from judges.eventsim.cases import draw_job
 from judges.eventsim.run import simulate
 from tests.analysis.fixes.price_truth import checked_fixes
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.diagnosis.diagnose import diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.diagnosis.price import fixes_of
 from tracekit.analysis.evidence.computes import Computes
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
-from tracekit.analysis.fixes.layers import split_again
-from tracekit.analysis.fixes.workers import fewest_that_suffice
+from tracekit.analysis.fixes import fewest_that_suffice, split_again
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
@@ -252,7 +251,7 @@ class TestPlans:
         assert len(cause.where.workers) == 4
         proposed = [fix for fix in fixes_of(evidence, named) if fix.kind == "replace-workers" and "enough" in fix.title]
         from tracekit.analysis.evidence.slow_workers import as_fast_as_peers
-        from tracekit.analysis.fixes.workers import WORKER_FIXES
+        from tracekit.analysis.fixes import WORKER_FIXES
 
         target_s = (
             WORKER_FIXES.target_slowdown

@@ -12,8 +12,7 @@ from hypothesis import given
 import tracekit
 from tests.analysis.op_graphs import frames
 from tests.properties import examples
-from tracekit.analysis.gpu.behind import saved_by_rank
-from tracekit.analysis.gpu.pace import PaceOfPeers
+from tracekit.analysis.gpu.pace import PaceOfPeers, saved_by_rank
 from tracekit.analysis.graph.op_graph import OpGraph, fold
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.gpu.gpu_times import GroupMatches
 from tracekit.analysis.gpu.matching import Matches, measure_offsets
+from tracekit.report.tables import GroupMatches
 
 
 def matches(instances, ahead, synchronising=True, noise=0.0):

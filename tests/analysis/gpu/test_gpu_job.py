@@ -10,7 +10,7 @@ import pytest
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, loaded, on_a_rank, said, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
-from tracekit.analysis.gpu.behind import saved_by_rank
+from tracekit.analysis.gpu.pace import saved_by_rank
 
 US = 1e-6
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from tracekit.analysis.gpu.op_trace import with_work
-from tracekit.trace.gpu_recording import HOST_SCHEMA, WHAT_SCHEMA
+from tracekit.trace.op import HOST_SCHEMA, WHAT_SCHEMA
 
 WHATS = pl.DataFrame(
     [("operator", "aten::mm", "", True, True), ("loader", "next", "train.py(3): load", False, False),

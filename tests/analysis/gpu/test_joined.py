@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.trace.gpu_recording import joined
+from tracekit.trace.op import joined
 
 
 def test_joined_tables_have_one_chunk_and_nulls_where_a_table_lacks_a_column():

@@ -14,7 +14,6 @@ from judges.kinetosim import Job
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
-from tracekit.analysis.evidence.graph_subject import unprofiled_step
 from tracekit.analysis.gpu.measured_steps import StepsOfRecording
 
 JOBS = {
@@ -175,7 +174,7 @@ def test_a_stored_recording_gives_the_same_step(tmp_path):
     folder, _ = recorded(tmp_path, RecordedJob())
     job = loaded(folder)
     again = GraphJob(job.trace)
-    assert unprofiled_step(again.evidence) == unprofiled_step(job.evidence)
+    assert again.evidence.unprofiled_step == job.evidence.unprofiled_step
 
 
 def test_a_step_begins_when_the_gpu_is_done_with_the_one_before():

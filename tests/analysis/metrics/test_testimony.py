@@ -23,7 +23,8 @@ from tracekit.report.conclusions import nodes_of
 from tracekit.report.findings import Findings
 from tracekit.report.hardware import MetricVerdict
 from tracekit.report.report import Report
-from tracekit.trace.canonical import SAMPLED, Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.facts import SAMPLED
 
 #: Rank 3 of eight, each on a node of its own, takes 1.5 times as long, from 300 s to 540 s of the fleet.
 JOB = replace(

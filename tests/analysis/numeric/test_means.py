@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.means import (
+from tracekit.analysis.numeric.statistics import (
     MeanDifferences,
     block_length,
     difference_of_means,

@@ -11,7 +11,7 @@ import pytest
 from tests.handmade import slow_trace
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.robust import lower_median, lower_quantile, median
+from tracekit.analysis.numeric.statistics import lower_median, lower_quantile, median
 
 
 @pytest.fixture

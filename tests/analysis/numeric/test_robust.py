@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.analysis.numeric.robust import median
+from tracekit.analysis.numeric.statistics import median
 
 #: Two rows of four values, with medians 2.5 and 6, and one column of each.
 VALUES = np.array([[4.0, 1.0, 2.0, 3.0], [9.0, 5.0, 7.0, 0.0]])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.numeric.means import student_beyond, student_tail
+from tracekit.analysis.numeric.statistics import student_beyond, student_tail
 
 FREEDOM = st.floats(0.1, 1e4)
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.graph import dependency_graph
-from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.graph import Posting, dependency_graph
 from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay import Method

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.analysis.rl.account import Unlike, unlike
+from tracekit.analysis.rl.account import unlike
+from tracekit.report.rl_step import Unlike
 
 #: Healthy scatter, which repeats: 100 s +- 3 %.
 SCATTER = (0.0, 2.0, -1.0, 3.0, -2.0, 1.0, -3.0, 0.0, 2.0, -2.0)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tracekit.analysis.graph.posting import Posting
+from tracekit.analysis.graph import Posting
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.merge import merge_attempt

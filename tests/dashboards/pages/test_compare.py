@@ -26,7 +26,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.browser.ui.figures import worker_map
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.report.compare import parts, whole
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace

@@ -20,7 +20,7 @@ from tests.handmade import slow_trace
 from tests.reports import hang_with
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.dashboards.browser.data.hang_graph import fold, wait_graph
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Incoming, Store
 
 #: Names come from outside, and are text.

@@ -14,7 +14,7 @@ from tracekit.dashboards.documents.card import picture as drawn_svg
 from tracekit.dashboards.documents.markdown import markdown
 from tracekit.dashboards.documents.page import page
 from tracekit.dashboards.figures.charts import picture
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.report.findings import Findings
 from tracekit.report.tables import Series, SeriesLine, UsualBand
 from tracekit.store import Incoming, Store

@@ -21,14 +21,14 @@ from tests.dashboards.pages.test_timeline import painted, unpacked
 from tests.dashboards.tabs import HEIGHT
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tests.test_gpu_traces import SAMPLE
-from tracekit.analysis.gpu.gpu_times import MemoryPoint, MemoryTimes
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.text import code_name, cost
 from tracekit.dashboards.browser.data.replays import QueryAction, WhatifAnswer, WhatifQuery, answered, gpu_questions
 from tracekit.dashboards.browser.ui.figures import memory_over_time
 from tracekit.dashboards.figures.charts import picture
 from tracekit.dashboards.figures.lanes import LEVEL_STEP, LEVELS
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
+from tracekit.report.hardware import MemoryPoint, MemoryTimes
 from tracekit.store import Incoming, Store, TraceKind
 
 RELU = "void at::native::vectorized_elementwise_kernel<4, <script>alert(1)</script>>(int)"

@@ -23,7 +23,7 @@ from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
 from tracekit.base.text import seconds
 from tracekit.dashboards.figures.charts import plan_front
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Incoming, Store
 from tracekit.synth import SlowWorker, SynthSpec, synthesize
 from tracekit.trace.model import Layout

@@ -18,7 +18,7 @@ from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.life import Event, happened, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.figures.theme import LIGHT
+from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Store
 from tracekit.trace.facts import STEP_VALUES
 

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route
 
 from tests.dashboards.conftest import Serving
-from tracekit.dashboards.figures.theme import DARK, LIGHT, Theme
+from tracekit.dashboards.theme import DARK, LIGHT, Theme
 
 System = Literal["light", "dark"]
 ASSETS = Path(__file__).parents[3] / "dashboards" / "browser" / "assets"

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from tracekit.dashboards.figures.worker_map import LOST_LEVELS
-
+#: The share of a step lost at which each level but the lowest begins. The same colour means the same loss in every job,
+#: step and picture, and a map of healthy workers stays blank.
+LOST_LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
 #: The end of the scale of lost shares for a picture that needs one; everything above the last level looks alike.
 _END = 0.4
 #: Bounds of the colour classes of ops, as ratio to the peers.

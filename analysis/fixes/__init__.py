@@ -1,1 +1,0 @@
-"""Fixes: what to change about a job. The modules here make plans; the diagnosis prices them."""
