@@ -32,9 +32,6 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 def test_what_changed_is_said_in_figures_worked_out_by_hand(runs: tuple[Path, Path]) -> None:
     found = json.loads(run("compare", *runs, "--json").out)
     assert found["outcome"] == "better"
-    assert found["sentence"].startswith(
-        "Yes, it helped: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less (95% interval of the"
-    )
     assert (found["before"]["recorded_s"], found["after"]["recorded_s"]) == (15.5, 11.25)
     assert [found[side]["slowdown"] for side in ("before", "after")] == pytest.approx([15.5 / 13.5, 1])
     assert found["causes"]["new"] == []
@@ -115,7 +112,6 @@ def test_a_job_beside_itself_shows_no_difference(runs: tuple[Path, Path]) -> Non
     assert found["outcome"] == "no difference"
     assert found["causes"]["gone"] == found["causes"]["new"] == []
     assert found["kinds"] is None
-    assert found["sentence"].startswith("No difference: a recorded step takes 15.50 s on both sides; a difference")
     assert found["cost"].startswith("both lose ")
     assert all("now costs" not in cause for cause in found["causes"]["staying"])
 

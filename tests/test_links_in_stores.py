@@ -196,7 +196,7 @@ def test_a_repair_leaves_what_is_behind_a_link_and_repairs_the_rest(whole: Path,
     assert (ran.code, nameless.exists(), state(outside)) == (0, False, before)
     (store / "jobs" / "1").unlink()
     (outside / "copy").rename(store / "jobs" / "1")
-    assert run("store", "check", store).out == f"{store}: all files are whole\n"
+    assert run("store", "check", store).code == 0
     assert [job.name for job in Store(store).jobs()] == ["other", "live"]
 
 
