@@ -26,8 +26,7 @@ from tests.faults.shim import FAULTS, Fault, What, arm, disarm
 from tests.handmade import findings_of, slow_trace
 from tracekit import cli
 from tracekit.base.errors import StoreError, TracekitError
-from tracekit.report.comparison import AppliedFix
-from tracekit.report.findings import Findings
+from tracekit.report.findings import AppliedFix, Findings
 from tracekit.store import Incoming, Store, WindowPart
 from tracekit.store.care import damages, repair
 from tracekit.store.incidents import IncidentChange
