@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest import mock
 
 import click
@@ -33,10 +33,12 @@ from tracekit.cli import commands, main
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.sources.load import load_trace
 from tracekit.sources.registry import job_of
-from tracekit.store.catalogue_rows import AnyTrace
 from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout, TimeUnit
 from tracekit.trace.schema import SCHEMA
+
+if TYPE_CHECKING:
+    from tracekit.store.catalogue_rows import AnyTrace
 
 T = TypeVar("T")
 

@@ -43,7 +43,7 @@ from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.gpu.pace import Part
 from tracekit.analysis.numeric.arrays import Bools, numbered
 from tracekit.analysis.whatif.interventions import AddTime, Intervention, LessTime, Together
-from tracekit.base.text import code_name, seconds
+from tracekit.base.text import code_name, counted, seconds
 from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confidence_from
 from tracekit.report.hardware import GpuTimes
 from tracekit.trace.facts import Fact
@@ -112,7 +112,7 @@ class SyncCalls(Detector):
                 self.kind,
                 job,
                 Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(of_place), waited),
-                f"{code_name(name)}{where} waits for the GPU {len(of_place):,} times, {on_each(job, waited)}",
+                f"{code_name(name)}{where} waits for the GPU {counted(len(of_place), "time")}, {on_each(job, waited)}",
                 Together((_without_dispatch(job, op, line), without_waits(job, calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",

@@ -61,10 +61,11 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     """
     job, least_s = assessed.job, assessed.smallest_cost_s
     used = own_detectors(job.kind, job) if detectors is None else detectors
+    beyond_experts = job.beyond_experts
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
-            new = detector.find(job.beyond_experts if detector.beyond_experts else job)
+            new = detector.find(beyond_experts if detector.beyond_experts else job)
             candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):

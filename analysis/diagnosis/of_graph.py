@@ -38,7 +38,7 @@ from tracekit.analysis.evidence.graph_subject import (
     unknown_loads,
     worth_s,
 )
-from tracekit.analysis.evidence.subject import Cause
+from tracekit.analysis.evidence.subject import Cause, JobKind
 from tracekit.analysis.gpu.pace import BlamedRank, Part
 from tracekit.analysis.gpu.recorded import unexplained_waits
 from tracekit.base.text import code_name, counted, main_clause, ranks_text, seconds
@@ -53,7 +53,7 @@ _MOST_GAPS = 3
 
 def graph_assessment(job: GraphSubject) -> GraphAssessment:
     """Return how a job of this graph is assessed."""
-    return RecordingAssessment(job) if isinstance(job, RecordingSubject) else GraphAssessment(job)
+    return _ASSESSED[job.kind](job)
 
 
 class GraphAssessment(Assessment, frozen=True, eq=False):
@@ -186,6 +186,13 @@ class RecordingAssessment(GraphAssessment, frozen=True, eq=False):
         if culprit is None or not finding.where.ranks:
             return ""
         return f": the others wait {seconds(culprit.waited_s)} for it in all"
+
+
+#: How a job is assessed, by its kind.
+_ASSESSED: dict[JobKind, type[GraphAssessment]] = {
+    GraphSubject.kind: GraphAssessment,
+    RecordingSubject.kind: RecordingAssessment,
+}
 
 
 def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, LossKind, float, tuple[Cause, ...]]:

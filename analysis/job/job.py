@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.gpu.measured_steps import MeasuredSteps
     from tracekit.analysis.hardware.passport import HardwareQuestion
-    from tracekit.analysis.job.pipeline_report import ReplayedJob
-    from tracekit.analysis.job.pipeline_tables import WorkerLanes
+    from tracekit.analysis.job.pipeline_report import ReplayedJob, WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.analysis.replay.graph_replay import GraphReplay
     from tracekit.report.conclusions import Finding

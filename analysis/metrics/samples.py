@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from tracekit.base.text import short
 from tracekit.report.hardware import MechanismName, MissingMetric
-from tracekit.trace.facts import SAMPLED
+from tracekit.trace.facts import SAMPLED, SM_CLOCK, THROTTLED, WAITED_FOR_CPU, WAITED_FOR_IO, WAITED_FOR_MEMORY
 
 #: `time`: seconds since 1970. `host`: as the exporter names it. `device`: GPU or port, null for the whole host. `uuid`:
 #: of the device, null if unknown. `value`: of counters, the total.
@@ -284,7 +284,7 @@ def _waiting(name: MechanismName, metric: str, what: str) -> Mechanism:
     return Mechanism(name, (metric,), 1, _of_share, what, "% of the time", 0.01)
 
 
-CLOCK = Mechanism(MechanismName.CLOCK, ("DCGM_FI_DEV_SM_CLOCK",), -1, _of_ratio, "SM clock", "MHz")
+CLOCK = Mechanism(MechanismName.CLOCK, (SM_CLOCK,), -1, _of_ratio, "SM clock", "MHz")
 LINK = Mechanism(
     MechanismName.LINK,
     ("node_infiniband_rate_bytes_per_second", "node_network_speed_bytes"),
@@ -294,17 +294,11 @@ LINK = Mechanism(
     "GB/s",
     1e9,
 )
-CPU_PRESSURE = _waiting(
-    MechanismName.CPU_PRESSURE, "node_pressure_cpu_waiting_seconds_total", "processes waiting for a CPU"
-)
-MEMORY_PRESSURE = _waiting(
-    MechanismName.MEMORY_PRESSURE, "node_pressure_memory_waiting_seconds_total", "processes waiting for memory"
-)
-IO_PRESSURE = _waiting(MechanismName.IO_PRESSURE, "node_pressure_io_waiting_seconds_total", "processes waiting for I/O")
+CPU_PRESSURE = _waiting(MechanismName.CPU_PRESSURE, WAITED_FOR_CPU, "processes waiting for a CPU")
+MEMORY_PRESSURE = _waiting(MechanismName.MEMORY_PRESSURE, WAITED_FOR_MEMORY, "processes waiting for memory")
+IO_PRESSURE = _waiting(MechanismName.IO_PRESSURE, WAITED_FOR_IO, "processes waiting for I/O")
 #: Recorded by `tracekit collect` alone. One cause of CPU pressure.
-CPU_LIMIT = _waiting(
-    MechanismName.CPU_LIMIT, "tracekit_cpu_throttled_seconds_total", "processes throttled by their CPU limit"
-)
+CPU_LIMIT = _waiting(MechanismName.CPU_LIMIT, THROTTLED, "processes throttled by their CPU limit")
 #: The mechanisms to try for a part of a rank, the usual one first.
 MECHANISMS = {
     "compute": (CLOCK, CPU_LIMIT, CPU_PRESSURE),

@@ -21,7 +21,7 @@ import polars as pl
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
 from tracekit.collectors.importers.formats import refuse_options
-from tracekit.collectors.merge.stepcut import FUSED_TRANSFERS, cut_steps
+from tracekit.collectors.merge.record_times import FUSED_TRANSFERS, cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit
 

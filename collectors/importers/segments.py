@@ -14,11 +14,10 @@ from tracekit.collectors.importers.formats import refuse_unit
 from tracekit.collectors.importers.published import read_mapping
 from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt, merge_run
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.merge.recording_cost import find_unrecorded
+from tracekit.collectors.merge.run_facts import find_unrecorded
 from tracekit.collectors.run_directory.follow import read_attempt
-from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.launchers import attempts
-from tracekit.collectors.run_directory.segments import is_run_directory, read_run
+from tracekit.collectors.run_directory.segments import is_run_directory, read_clocks, read_run
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import TimeUnit, is_size
 

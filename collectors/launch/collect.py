@@ -49,7 +49,7 @@ from tracekit.collectors.merge.merge import (
     trace_of_segments,
 )
 from tracekit.collectors.merge.placement import LayoutOptions
-from tracekit.collectors.merge.recording_cost import RecordingCost, find_unrecorded, recording_cost
+from tracekit.collectors.merge.run_facts import RecordingCost, find_unrecorded, recording_cost
 from tracekit.collectors.nccl.launching import Drain, nccl_lines, prepare_nccl
 from tracekit.collectors.record.wire_format import (
     ENV_PLUGIN,
@@ -61,9 +61,8 @@ from tracekit.collectors.record.wire_format import (
     attempt_directory,
 )
 from tracekit.collectors.run_directory.follow import read_attempt
-from tracekit.collectors.run_directory.host_clocks import read_clocks
 from tracekit.collectors.run_directory.launchers import RUN_FILE, attempts, how_ended, write_manifest
-from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.run_directory.segments import AttemptRecording, read_clocks
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store, default_store
 from tracekit.trace.canonical import TRACE_FILE, Trace

@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from tracekit.collectors.merge.device_ops import ON_DEVICE
 from tracekit.collectors.merge.placement import Placement
-from tracekit.collectors.merge.stepcut import place_in_run
+from tracekit.collectors.merge.record_times import ON_DEVICE, place_in_run
 from tracekit.collectors.record.wire_format import Flag
 from tracekit.trace.model import OpKind
 

@@ -15,29 +15,32 @@ import polars as pl
 
 from tracekit.base.errors import TraceError, TracekitError
 from tracekit.collectors.merge.collective_ops import ALL_TO_ALL, gradient_figures
-from tracekit.collectors.merge.device_ops import (
-    DeviceClockFit,
-    fit_device_clock,
-    on_host_clock,
-    timed_alike,
-    waited_for,
-)
 from tracekit.collectors.merge.lockstep import (
     ranks_of_workers,
     with_thread_waits,
     with_waits_for_peers,
     with_work_of_ranks,
 )
-from tracekit.collectors.merge.machine_samples import Read, logged_values, read_samples, sampled_series, summarize_gpu
 from tracekit.collectors.merge.ops import build_ops
 from tracekit.collectors.merge.placement import LayoutOptions, Placement, RankFacts, place_ranks
-from tracekit.collectors.merge.recording_cost import find_unrecorded
-from tracekit.collectors.merge.stepcut import cut_steps
-from tracekit.collectors.nccl.join import join_nccl
-from tracekit.collectors.nccl.rings import read_nccl
+from tracekit.collectors.merge.record_times import (
+    DeviceClockFit,
+    cut_steps,
+    fit_device_clock,
+    on_host_clock,
+    timed_alike,
+    waited_for,
+)
+from tracekit.collectors.merge.run_facts import (
+    Read,
+    find_unrecorded,
+    logged_values,
+    read_samples,
+    sampled_series,
+    summarize_gpu,
+)
 from tracekit.collectors.record.wire_format import GPU_SUFFIX, Category, Flag
-from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.run_directory.segments import AttemptRecording, RankRecording, joined
+from tracekit.collectors.run_directory.segments import AttemptRecording, ClockFit, RankRecording, joined
 from tracekit.trace.canonical import DEVICE_CLOCK, RUN_QUEUE, UNIT_KEY, Trace
 from tracekit.trace.facts import COLLECTED, STEP_VALUES, step_values
 from tracekit.trace.model import TimeUnit
@@ -98,10 +101,13 @@ def merge_attempt(
             f"{recording.directory}: no rank finished a recorded step after step {first_step - 1}; a step ends with an"
             " optimizer step: run longer, choose --steps that the run reaches, or call tracekit.collectors.set_step"
         )
-    nccl = None if running else read_nccl(Path(recording.directory), recording.processes())
     joined = None
-    if nccl is not None:
-        records, joined = join_nccl(records, groups, nccl, clocks or {}, steps)
+    if not running:
+        from tracekit.collectors.nccl.join import join_nccl  # windows of a running job do without
+        from tracekit.collectors.nccl.rings import read_nccl
+
+        if (nccl := read_nccl(Path(recording.directory), recording.processes())) is not None:
+            records, joined = join_nccl(records, groups, nccl, clocks or {}, steps)
     records = _with_rows(records, recording)
     met = records.join(steps, on=["rank", "step"], how="semi")
     worked, hidden = waited_for(_placed(met, placement))

@@ -39,8 +39,7 @@ from tracekit.collectors.merge.collective_ops import (
     with_one_clip,
     without_waits,
 )
-from tracekit.collectors.merge.device_ops import ON_DEVICE, one_after_another
-from tracekit.collectors.merge.stepcut import FUSED_TRANSFERS
+from tracekit.collectors.merge.record_times import FUSED_TRANSFERS, ON_DEVICE, one_after_another
 from tracekit.trace.model import Layout, OpKind
 from tracekit.trace.schema import RECEIVED, ROWS_TYPE, SENT
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from tracekit.collectors.nccl.rings import COLLECTIVE, CommunicatorMembers, NcclRecording, converted
 from tracekit.collectors.record.wire_format import Flag
-from tracekit.collectors.run_directory.host_clocks import ClockFit
+from tracekit.collectors.run_directory.segments import ClockFit
 
 #: Beginning of a collective's name -> NCCL's function; the first that fits.
 FUNCTIONS = (

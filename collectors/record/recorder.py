@@ -13,7 +13,6 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +27,7 @@ from .wire_format import (
     RECORD,
     SEALED_SUFFIX,
     VERSION,
+    LeftOver,
     RuntimeOptions,
     rank_stem,
     segment_stem,
@@ -220,16 +220,6 @@ _NOTHING: Record = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 _AT_ONCE = 4096
 #: Number of rings in a launcher's memory; untouched pages take no space.
 PLACES = 128
-
-
-@dataclass(frozen=True)
-class LeftOver:
-    """Records that a rank had not written when it ended: whole ones, in order."""
-
-    rank: int
-    attempt: int
-    process_id: int
-    records: bytes
 
 
 class Ring:

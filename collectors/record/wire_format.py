@@ -181,6 +181,16 @@ class RuntimeOptions(RecordingSchedule):
         return RecordingSchedule(self.first_step, self.last_step, self.every, self.length)
 
 
+@dataclass(frozen=True)
+class LeftOver:
+    """Records that a rank had not written when it ended: whole ones, in order."""
+
+    rank: int
+    attempt: int
+    process_id: int
+    records: bytes
+
+
 def attempt_directory(directory: Path, attempt: int) -> Path:
     """The folder of one (elastic) attempt."""
     return directory / f"attempt-{attempt:03d}"

@@ -23,8 +23,6 @@ from typing import Any
 from tracekit.base.atomic_write import Kind, replacing, starting_with, write_text
 from tracekit.base.errors import OutputError
 from tracekit.base.text import printable
-from tracekit.collectors.record.inject._tracekit_recorder import REASON_FILE
-from tracekit.collectors.record.recorder import LeftOver
 from tracekit.collectors.record.small_file import create, read_small
 from tracekit.collectors.record.wire_format import (
     HEADER,
@@ -33,6 +31,7 @@ from tracekit.collectors.record.wire_format import (
     RECORD,
     SEALED_SUFFIX,
     VERSION,
+    LeftOver,
     attempt_directory,
     segment_stem,
 )
@@ -170,6 +169,8 @@ def ranks_in(directory: Path) -> set[int]:
 
 def why_unrecorded(directory: Path) -> str | None:
     """The message of the first process that could not be recorded; None if all were."""
+    from tracekit.collectors.record.inject._tracekit_recorder import REASON_FILE  # which whoever starts ranks asks for
+
     try:
         return printable(read_small(directory / REASON_FILE).decode("utf-8", "replace"))
     except OSError:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.analysis.job.pipeline_tables import WorkerLanes
+from tracekit.analysis.job.pipeline_report import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.atomic_write import Kind, starting_with
 from tracekit.base.text import short

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracekit.analysis.job.job import Job
-from tracekit.analysis.job.pipeline_tables import WorkerLanes
+from tracekit.analysis.job.pipeline_report import WorkerLanes
 from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.errors import OutputError, SelectionError
 from tracekit.base.text import seconds, short

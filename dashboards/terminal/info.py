@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from rich.console import Console
@@ -21,10 +21,12 @@ from tracekit.base.paths import adding, command
 from tracekit.base.text import printable, seconds, short, three_digits
 from tracekit.dashboards.terminal.tables import new_table
 from tracekit.store import StoredJob
-from tracekit.store.catalogue_rows import AnyTrace
 from tracekit.store.folder import is_store_folder
 from tracekit.trace.canonical import share_of_samples
 from tracekit.trace.post_training import POST_TRAINING
+
+if TYPE_CHECKING:
+    from tracekit.store.catalogue_rows import AnyTrace
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8

@@ -18,8 +18,9 @@ from tracekit.dashboards.documents.markdown import gate_table
 from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table
 from tracekit.dashboards.words import cause_sentence, trust_row
 from tracekit.report.compare import ChangeEffect, Side, rates
-from tracekit.report.comparison import AppliedFix, Comparison
+from tracekit.report.comparison import Comparison
 from tracekit.report.finding import kind_words
+from tracekit.report.findings import AppliedFix
 
 _STYLE = {
     **dict.fromkeys((ChangeEffect.BETTER, Outcome.PASSED), GOOD),

@@ -186,7 +186,7 @@ print(told[0]["driver"])
 @pytest.mark.slow
 def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
     """Eight samples of the played GPU: two throttled by heat, which its hardware did, idle is no throttling."""
-    from tracekit.collectors.merge.machine_samples import read_samples, summarize_gpu
+    from tracekit.collectors.merge.run_facts import read_samples, summarize_gpu
 
     path = tmp_path / "rank-000003.gpu"
     command = [sys.executable, "-c", SAMPLER, str(path), str(HERE.parents[1])]
@@ -204,7 +204,7 @@ def test_throttling_is_kept_with_its_reasons(tmp_path, nvml):
 
 
 def test_a_series_is_kept_over_time_and_thinned():
-    from tracekit.collectors.merge.machine_samples import thinned
+    from tracekit.collectors.merge.run_facts import thinned
 
     samples = [[at * 10**9, 1000 + at, 40, None, 0] for at in range(10)] + [[10**10, None, 40, None, 0]]
     begun_ns = 1_700_000_000 * 10**9
@@ -214,7 +214,7 @@ def test_a_series_is_kept_over_time_and_thinned():
 
 
 def test_nothing_of_a_gpu_is_known_without_samples():
-    from tracekit.collectors.merge.machine_samples import summarize_gpu
+    from tracekit.collectors.merge.run_facts import summarize_gpu
 
     summary = summarize_gpu({}, [])
     assert (summary["throttled"], summary["power_w"], summary["reasons"]) == (None, None, {})

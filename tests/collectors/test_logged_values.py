@@ -11,8 +11,8 @@ import pytest
 
 from tests.collectors.conftest import Runs
 from tests.handmade import run
-from tracekit.collectors.merge.machine_samples import logged_values
 from tracekit.collectors.merge.placement import MeshPlace, Placement
+from tracekit.collectors.merge.run_facts import logged_values
 from tracekit.store import Store
 from tracekit.trace.facts import STEP_VALUES, step_values
 from tracekit.trace.model import Layout

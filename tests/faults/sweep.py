@@ -28,8 +28,7 @@ from tests.reports import hang_with
 from tracekit import cli
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.errors import StoreError, TracekitError
-from tracekit.report.comparison import AppliedFix
-from tracekit.report.findings import Findings
+from tracekit.report.findings import AppliedFix, Findings
 from tracekit.store import Incoming, Store, WindowPart
 from tracekit.store.care import damages, repair
 from tracekit.store.incidents import IncidentChange

@@ -21,9 +21,8 @@ from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, lost_sha
 from tracekit.collectors.merge.merge import epoch_ns, merge_attempt, records_on_one_clock
 from tracekit.collectors.record.wire_format import HANG_REQUEST, Category, Flag
 from tracekit.collectors.run_directory.follow import read_attempt
-from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import attempts, how_ended, is_dead, running_launchers
-from tracekit.collectors.run_directory.segments import AttemptRecording, read_run
+from tracekit.collectors.run_directory.segments import AttemptRecording, ClockFit, read_clocks, read_run
 from tracekit.collectors.run_directory.steering import name_of_job
 from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, team_of
 from tracekit.costs.of_report import PLANNED, costs_of

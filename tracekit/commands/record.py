@@ -236,8 +236,8 @@ def attach_command(
     from tracekit.base.atomic_write import check_writable
     from tracekit.collectors.launch.attach import record_steps
     from tracekit.collectors.merge.merge import merge_attempt
-    from tracekit.collectors.merge.recording_cost import recording_cost
-    from tracekit.collectors.run_directory.host_clocks import read_clocks
+    from tracekit.collectors.merge.run_facts import recording_cost
+    from tracekit.collectors.run_directory.segments import read_clocks
     from tracekit.collectors.run_directory.steering import find_job, name_of_job
     from tracekit.dashboards.terminal.report import print_report
     from tracekit.trace.canonical import TRACE_FILE

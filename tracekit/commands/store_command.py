@@ -108,7 +108,7 @@ def sql_command(
     """
     import polars as pl
 
-    from tracekit.analysis.job.pipeline_tables import TABLE_FILE, TABLE_KEY
+    from tracekit.analysis.job.pipeline_report import TABLE_FILE, TABLE_KEY
     from tracekit.base.atomic_write import check_writable, replacing
     from tracekit.base.text import counted, printable
     from tracekit.report.tables import safe_csv

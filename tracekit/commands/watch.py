@@ -53,10 +53,7 @@ def watch_command(
     """
     from contextlib import ExitStack
 
-    from tracekit.collectors.importers.metrics import open_metrics
     from tracekit.collectors.run_directory.segments import is_run_directory
-    from tracekit.live.post_training import LivePostTraining
-    from tracekit.live.receivers import DeliveryLog, Notifier, TrackerProcess
     from tracekit.live.run import LiveOptions, LiveRun
     from tracekit.live.watch import POLL_S, Watch, stopped_by_signals
     from tracekit.live.windows import WindowSize
@@ -76,6 +73,11 @@ def watch_command(
         watched, run = Store(source), None
     else:
         seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
+        metrics = None
+        if asked.metrics is not None:
+            from tracekit.collectors.importers.metrics import open_metrics
+
+            metrics = open_metrics(asked.metrics)
         options = LiveOptions(
             directory=source,
             store=store or default_store(),
@@ -84,19 +86,22 @@ def watch_command(
             late_after_s=asked.late_after,
             layout=layout,
             consume=consume,
-            metrics=None if asked.metrics is None else open_metrics(asked.metrics),
+            metrics=metrics,
         )
         _check_directory(options)
         name = options.name
         watched, run = Store(options.store), LiveRun(options, _tell)
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
-        deliveries = None if asked.notify is None else DeliveryLog(watched, asked.notify)
-        notifier = None
-        if asked.notify is not None and deliveries is not None:
+        deliveries = notifier = tracker = None
+        if asked.notify is not None:
+            from tracekit.live.receivers import DeliveryLog, Notifier
+
+            deliveries = DeliveryLog(watched, asked.notify)
             notifier = Notifier(asked.notify, asked.dashboard_url, arrived=deliveries.note)
-        tracker = None
         if asked.log is not None:
+            from tracekit.live.receivers import TrackerProcess
+
             if name is None:
                 raise SelectionError("--log is for one job: name it with --name")
             tracker = TrackerProcess(asked.log, watched.path, name)
@@ -114,6 +119,8 @@ def watch_command(
             while not (_is_post_training(source) or is_run_directory(source) or stop.wait(POLL_S)):
                 pass
             if _is_post_training(source):
+                from tracekit.live.post_training import LivePostTraining
+
                 watch.run = LivePostTraining(options, _tell)
         watch.until_ended(stop)
         if scrapes is not None:

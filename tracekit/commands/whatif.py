@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tracekit.analysis.experts.expert_loads import RebalancePlan
     from tracekit.analysis.experts.loads import Loads
     from tracekit.analysis.job.job import Analysis, ReportOptions
-    from tracekit.analysis.job.pipeline_tables import WorkerLanes
+    from tracekit.analysis.job.pipeline_report import WorkerLanes
     from tracekit.analysis.metrics.samples import MetricSource
     from tracekit.report.questions import Experts
     from tracekit.report.report import Report
@@ -440,7 +440,7 @@ def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
         return  # most people ask for none, and the page takes long to import
-    from tracekit.analysis.job.pipeline_tables import TABLE_FILE
+    from tracekit.analysis.job.pipeline_report import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.markdown import MARKDOWN_FILE
     from tracekit.dashboards.documents.page import PAGE_FILE

@@ -21,7 +21,7 @@ from tracekit.analysis.numeric.arrays import Floats
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import BY_TIME, EVERYWHERE
 from tracekit.fleet.tasks import Rule
-from tracekit.report.comparison import AppliedFix
+from tracekit.report.findings import AppliedFix
 from tracekit.report.tables import plain
 
 #: Upper ends of the classes of job sizes, GPUs.

@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tracekit.analysis.job.job import Job
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.analysis.metrics.samples import MetricSource
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnsafeFileError
 from tracekit.base.paths import command
@@ -24,7 +24,6 @@ from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.run_directory.follow import READ_RETRY_S, AttemptFollower
 from tracekit.collectors.run_directory.followed_rank import Notice
-from tracekit.collectors.run_directory.host_clocks import ClockFit, read_clocks
 from tracekit.collectors.run_directory.launchers import (
     Ending,
     attempts,
@@ -36,16 +35,20 @@ from tracekit.collectors.run_directory.launchers import (
 )
 from tracekit.collectors.run_directory.segments import (
     AttemptRecording,
+    ClockFit,
     LaunchedRun,
     is_run_directory,
+    read_clocks,
     read_run,
 )
-from tracekit.live.window_queue import RUN_STARTED, WindowQueue
-from tracekit.live.windows import RanksState, ReadyWindow, WindowCutter, WindowSize
+from tracekit.live.windows import RUN_STARTED, RanksState, ReadyWindow, WindowCutter, WindowQueue, WindowSize
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Store
 from tracekit.store.folder import WATCH_ERRORS
 from tracekit.trace.canonical import Trace
+
+if TYPE_CHECKING:
+    from tracekit.analysis.metrics.samples import MetricSource
 
 #: A run that announces no end counts as ended once nothing was written for this long, seconds.
 QUIET_S = 300.0

@@ -1,6 +1,6 @@
 """Changes between two runs, in sentences, and what a fix that somebody applied has saved.
 
-In: two reports. Out: a `Comparison`, which the terminal prints and `--json` holds; `AppliedFix`, which a store keeps.
+In: two reports. Out: a `Comparison`, which the terminal prints and `--json` holds; what an `AppliedFix` gave back.
 The figures come from `compare.py`, which also feeds the dashboard.
 """
 
@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 
 from tracekit.analysis.numeric.statistics import difference_of_means
 from tracekit.base.errors import SelectionError
-from tracekit.base.text import cost, seconds, short, three_digits, with_error
+from tracekit.base.text import cost, seconds, three_digits
 from tracekit.report.compare import (
     ChangeEffect,
     CostChange,
@@ -27,6 +26,7 @@ from tracekit.report.compare import (
     whole,
 )
 from tracekit.report.conclusions import Finding, Fix
+from tracekit.report.findings import AppliedFix
 from tracekit.report.report import Report
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
@@ -203,47 +203,6 @@ def _trust(reports: tuple[Report, Report]) -> str:
         return "; ".join(doubts)
     error = max(report.trust.replay_error or 0.0 for report in reports)
     return f"both replays are within {error:.1%} of their recordings"
-
-
-class AppliedFix(Struct, frozen=True):
-    """A fix for the job `before`, applied in the job `after`.
-
-    `noted_at`: seconds since the epoch. `expected_s`, +- `error_s`: what the report on `before` promised, seconds a
-    `whole`. `got_s`: by how much `after` is faster, with its 95 % interval; None if there are too few steps.
-    `expected_gpu_hours_per_day`: the same saving at the rate of `before`.
-    """
-
-    noted_at: float = msgspec.field(name="at")
-    by: str
-    before: str
-    after: str
-    kind: str
-    title: str
-    whole: str
-    expected_s: float
-    error_s: float
-    got_s: float
-    low_s: float | None
-    high_s: float | None
-    expected_gpu_hours_per_day: float
-
-    @property
-    def got_gpu_hours_per_day(self) -> float:
-        """What it gives back at the rate of the job before."""
-        return self.expected_gpu_hours_per_day * self.got_s / self.expected_s if self.expected_s else 0.0
-
-    @property
-    def outcome(self) -> str:
-        """Expected and got, without naming the jobs."""
-        got = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
-        if self.low_s is not None and self.high_s is not None:
-            got += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
-        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {got}"
-
-    @property
-    def words(self) -> str:
-        """Fix, expected and got, with the job that shows it."""
-        return f"{self.title}: {self.outcome} in {short(self.after)}"
 
 
 class ComparedOutput(CompareOutput, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The stored result of analysing a trace: a report, its figures, slowdowns of workers.
+"""The stored result of analysing a trace: a report, its figures, slowdowns of workers; and fixes that were applied.
 
 In: a report and an array. Out: columns of the catalogue, and rows. The analysis creates it, the store keeps it,
 and neither needs to know the other.
@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.base.text import seconds, short, with_error
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
@@ -122,3 +124,44 @@ class Unanalysed(Struct, frozen=True):
     """Why a trace has no findings."""
 
     problem: str
+
+
+class AppliedFix(Struct, frozen=True):
+    """A fix for the job `before`, applied in the job `after`.
+
+    `noted_at`: seconds since the epoch. `expected_s`, +- `error_s`: what the report on `before` promised, seconds a
+    `whole`. `got_s`: by how much `after` is faster, with its 95 % interval; None if there are too few steps.
+    `expected_gpu_hours_per_day`: the same saving at the rate of `before`.
+    """
+
+    noted_at: float = msgspec.field(name="at")
+    by: str
+    before: str
+    after: str
+    kind: str
+    title: str
+    whole: str
+    expected_s: float
+    error_s: float
+    got_s: float
+    low_s: float | None
+    high_s: float | None
+    expected_gpu_hours_per_day: float
+
+    @property
+    def got_gpu_hours_per_day(self) -> float:
+        """What it gives back at the rate of the job before."""
+        return self.expected_gpu_hours_per_day * self.got_s / self.expected_s if self.expected_s else 0.0
+
+    @property
+    def outcome(self) -> str:
+        """Expected and got, without naming the jobs."""
+        got = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
+        if self.low_s is not None and self.high_s is not None:
+            got += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
+        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {got}"
+
+    @property
+    def words(self) -> str:
+        """Fix, expected and got, with the job that shows it."""
+        return f"{self.title}: {self.outcome} in {short(self.after)}"

@@ -64,7 +64,7 @@ def written(title: str, hint: str) -> _Sentence:
 
 def is_table(path: Path) -> bool:
     """Whether a file is a table of a report, as Parquet; False if it cannot be read."""
-    from tracekit.analysis.job.pipeline_tables import TABLE_FILE
+    from tracekit.analysis.job.pipeline_report import TABLE_FILE
 
     try:
         if not path.is_file():  # a pipe would block

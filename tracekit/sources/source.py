@@ -1,7 +1,7 @@
 """An entry of the registry: one kind of path.
 
 In: a look at a path. Out: whether it is of this kind, its job, the command that shows it, and a sentence for a command
-that wants another kind.
+that wants another kind; one error for whatever damaged bytes cause.
 """
 
 from __future__ import annotations

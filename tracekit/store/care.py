@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
@@ -18,17 +18,20 @@ from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
-from tracekit.store.catalogue_rows import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
+from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.incidents import HANGS, hang_files, read_hang
 from tracekit.store.store import Store, Writer
 from tracekit.trace.canonical import is_op_trace, read_parquet
 from tracekit.trace.op import read_op_trace
 
+if TYPE_CHECKING:
+    from tracekit.store.catalogue_rows import AnyTrace
+
 #: Called with the name of each stage of the work.
 Tell = Callable[[str], None]
 #: What a store keeps of the analysis of a trace, which the analysis above the store makes.
-Analyse = Callable[[AnyTrace], Findings | Unanalysed]
+Analyse = Callable[["AnyTrace"], Findings | Unanalysed]
 
 _Read = TypeVar("_Read")
 

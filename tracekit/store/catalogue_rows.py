@@ -22,14 +22,16 @@ from polars import col
 from tracekit.base.text import short
 from tracekit.report.conclusions import CauseInWords
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.trace.canonical import Trace
 from tracekit.trace.model import LARGEST_SIZE, Layout, TraceKind
-from tracekit.trace.op import OpTrace
 
 if TYPE_CHECKING:
     import duckdb
 
-AnyTrace = Trace | OpTrace
+    from tracekit.trace.canonical import Trace
+    from tracekit.trace.op import OpTrace
+
+    AnyTrace = Trace | OpTrace
+
 _MOST = 1e15
 #: Moments that Python can show in every time zone.
 _MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)

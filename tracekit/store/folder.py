@@ -34,7 +34,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import polars as pl
 
@@ -48,11 +48,13 @@ from tracekit.report.findings import Findings
 from tracekit.report.report import Report, decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import IMPORT_AGAIN, STORE_FILE, connected, lock_of, writing
-from tracekit.store.catalogue_rows import AnyTrace, Incoming, StoredFile, StoredWindow, WindowPart
+from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart
 from tracekit.store.incidents import HANDLED, HANGS, StoredHang, read_hangs
 from tracekit.trace.canonical import read_columns, read_parquet
 from tracekit.trace.model import TraceKind
-from tracekit.trace.op import read_op_trace
+
+if TYPE_CHECKING:
+    from tracekit.store.catalogue_rows import AnyTrace
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
@@ -139,7 +141,11 @@ class Folder:
         """The trace of a window. Raises FileGoneError, StoreError if it is damaged."""
         path = self.ops(window)
         try:
-            return read_op_trace(path) if window.kind is TraceKind.OPS else read_parquet(path)
+            if window.kind is TraceKind.OPS:
+                from tracekit.trace.op import read_op_trace
+
+                return read_op_trace(path)
+            return read_parquet(path)
         except FormatError as error:
             self._checked(window, WindowPart.OPS)  # it may have been removed just now
             raise self._damaged(str(error)) from None

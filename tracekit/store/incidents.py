@@ -33,8 +33,8 @@ from tracekit.base.contained import Contained
 from tracekit.base.errors import SelectionError, StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.base.stderr import say_once
 from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
-from tracekit.report.comparison import AppliedFix
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
+from tracekit.report.findings import AppliedFix
 from tracekit.report.report import Report
 
 #: An incident closes after this many windows in a row without its cause.

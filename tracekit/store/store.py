@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
@@ -24,8 +24,7 @@ from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, St
 from tracekit.base.paths import adding, object_url, shown
 from tracekit.base.text import encodable, short
 from tracekit.costs.claimed import PlacedLoss
-from tracekit.report.comparison import AppliedFix
-from tracekit.report.findings import Findings
+from tracekit.report.findings import AppliedFix, Findings
 from tracekit.report.report import Report
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import (
@@ -37,15 +36,7 @@ from tracekit.store.catalogue_file import (
     is_duckdb_file,
     locked,
 )
-from tracekit.store.catalogue_rows import (
-    AnyTrace,
-    Incoming,
-    StoredJob,
-    StoredWindow,
-    WindowPart,
-    WrittenWindow,
-    known_starts,
-)
+from tracekit.store.catalogue_rows import Incoming, StoredJob, StoredWindow, WindowPart, WrittenWindow, known_starts
 from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, Remote, is_store_folder, older_store
 from tracekit.store.incidents import (
     HANG,
@@ -61,6 +52,9 @@ from tracekit.store.incidents import (
     write_change,
     write_hang,
 )
+
+if TYPE_CHECKING:
+    from tracekit.store.catalogue_rows import AnyTrace
 
 #: Names the default store.
 STORE_VARIABLE = "TRACEKIT_STORE"

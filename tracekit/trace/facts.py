@@ -28,6 +28,12 @@ STEP_VALUES = "step_values"
 NAMES = ("tokens", "loss")
 #: Key: sampled while a job was recorded: metric -> machine -> `ranks` on it, `time`, seconds since 1970, and `value`.
 SAMPLED = "sampled"
+#: The metrics that are: a clock of GPUs, and the time that processes waited, all of a host or of a container.
+SM_CLOCK = "DCGM_FI_DEV_SM_CLOCK"
+WAITED_FOR_CPU = "node_pressure_cpu_waiting_seconds_total"
+WAITED_FOR_MEMORY = "node_pressure_memory_waiting_seconds_total"
+WAITED_FOR_IO = "node_pressure_io_waiting_seconds_total"
+THROTTLED = "tracekit_cpu_throttled_seconds_total"
 #: The `format` in the metadata of traces from our own collectors.
 COLLECTED = "collected"
 #: Of a step; a float of 64 bits counts no further.

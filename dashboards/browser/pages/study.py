@@ -32,7 +32,7 @@ from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.dashboards.browser.ui.shell import page
 from tracekit.dashboards.words import figure_columns
 from tracekit.fleet.words import APPLIED, BY_CAUSE, BY_TEAM, answer_rows, culprits_table, headline, hours, tables
-from tracekit.report.comparison import AppliedFix
+from tracekit.report.findings import AppliedFix
 from tracekit.report.tables import Table
 
 #: Jobs that are listed, and rows of a table on the first screen.

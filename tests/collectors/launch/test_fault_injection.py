@@ -18,7 +18,7 @@ from tracekit.collectors.launch.collect import CollectOptions, collect
 from tracekit.collectors.launch.hang_answers import Departures
 from tracekit.collectors.launch.hang_watcher import ExplainerProcess, HangWatcher
 from tracekit.collectors.launch.launcher import ClockKeeper
-from tracekit.collectors.record.recorder import LeftOver
+from tracekit.collectors.record.wire_format import LeftOver
 from tracekit.collectors.run_directory import launchers, steering
 from tracekit.collectors.run_directory.launchers import (
     announce,

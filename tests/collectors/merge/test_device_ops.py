@@ -5,7 +5,7 @@ import pytest
 from tests.collectors.merge.test_ops import GROUP, MS, compute, merged, ops_of, rank
 from tracekit.base.errors import TraceError
 from tracekit.collectors.record.wire_format import Category, Flag
-from tracekit.collectors.run_directory.host_clocks import ClockFit
+from tracekit.collectors.run_directory.segments import ClockFit
 from tracekit.trace.model import OpKind
 
 GPU = Flag.DEVICE_CLOCK

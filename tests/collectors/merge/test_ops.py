@@ -9,8 +9,7 @@ from tracekit.base.errors import TraceError
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.merge.placement import LayoutOptions
 from tracekit.collectors.record.wire_format import Category, Flag
-from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
+from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, ClockFit, RankRecording
 from tracekit.trace.model import OpKind
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tracekit.collectors.merge.recording_cost import RecordingCost, recording_cost
+from tracekit.collectors.merge.run_facts import RecordingCost, recording_cost
 from tracekit.collectors.record.wire_format import Category, Flag, RecordingSchedule
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.properties import examples
-from tracekit.collectors.merge.stepcut import place_in_run
+from tracekit.collectors.merge.record_times import place_in_run
 
 
 @examples(30)

@@ -7,8 +7,7 @@ from tests.collectors.merge.test_ops import GROUP, compute, ops_of, rank
 from tests.collectors.nccl.handmade import MS, HandmadeRing
 from tracekit.collectors.merge.merge import merge_attempt
 from tracekit.collectors.record.wire_format import Category, Flag
-from tracekit.collectors.run_directory.host_clocks import ClockFit
-from tracekit.collectors.run_directory.segments import AttemptRecording
+from tracekit.collectors.run_directory.segments import AttemptRecording, ClockFit
 from tracekit.trace.model import OpKind
 
 DP_MESH = {"names": ["dp"], "ranks": [0, 1]}

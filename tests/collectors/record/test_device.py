@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from tests.collectors.fake_cuda import CudaError, FakeCuda
-from tracekit.collectors.merge.device_ops import fit_device_clock
+from tracekit.collectors.merge.record_times import fit_device_clock
 from tracekit.collectors.record.device import PENDING_LIMIT, POOL_LIMIT, DeviceClock, Mark
 from tracekit.collectors.record.wire_format import NONE, Category, Flag
 

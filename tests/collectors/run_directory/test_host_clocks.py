@@ -15,8 +15,8 @@ from tests.cases import case
 from tests.properties import examples
 from tracekit.base.errors import FormatError
 from tracekit.collectors.launch.launcher import ClockKeeper
-from tracekit.collectors.run_directory.host_clocks import fit_clock, read_clocks
 from tracekit.collectors.run_directory.launchers import ClockSample, EchoServer, announce, append_sample, measure
+from tracekit.collectors.run_directory.segments import fit_clock, read_clocks
 
 
 def test_an_offset_is_measured():

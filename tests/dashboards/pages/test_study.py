@@ -17,7 +17,7 @@ from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.fleet.study import Study
-from tracekit.report.comparison import AppliedFix
+from tracekit.report.findings import AppliedFix
 from tracekit.store import Incoming, Store
 
 

@@ -1,4 +1,8 @@
-"""Handle records that a GPU timed, with its clock fitted to the host's."""
+"""Times of records: those that a GPU took, on the clock of its host; and of ops, from the start of their step.
+
+In: records with flags, and ops on an absolute clock. Out: the same on one clock; ops cut into steps that start at 0,
+with a number among those of their kind.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import polars as pl
 
 from tracekit.collectors.record.wire_format import Flag
 from tracekit.trace.model import KINDS, OpKind
+from tracekit.trace.schema import POSTED, RECEIVED, RESUMED, SENT
 
 ON_DEVICE = (pl.col("flags") & int(Flag.DEVICE_CLOCK)) != 0
 #: Work of the host alone; nothing waits for it while the device still has work.
@@ -20,6 +25,20 @@ _IN_TURN = [str(kind) for kind in (OpKind.ALL_REDUCE, OpKind.GRADS_REDUCE_SCATTE
 #: Kinds of ops that run one after another on the host's clock, too: transfers to one neighbour share a connection, and
 #: gathers of parameters that are issued at once finish one chunk after another.
 _ALWAYS_IN_TURN = [str(kind) for kind in KINDS if kind.is_p2p or kind is OpKind.PARAMS_ALL_GATHER]
+COLUMNS = ("step", "rank", "dp_rank", "pp_rank", "kind", "seq", "microbatch", "chunk", "start", "duration")
+#: Name of the fused transfer -> the ops in it.
+FUSED_TRANSFERS: dict[str, tuple[OpKind, ...]] = {
+    "forward-send-backward-recv": (OpKind.FORWARD_SEND, OpKind.BACKWARD_RECV),
+    "backward-send-forward-recv": (OpKind.BACKWARD_SEND, OpKind.FORWARD_RECV),
+    "forward-send-forward-recv": (OpKind.FORWARD_SEND, OpKind.FORWARD_RECV),
+    "backward-send-backward-recv": (OpKind.BACKWARD_SEND, OpKind.BACKWARD_RECV),
+    "forward-backward-send-forward-backward-recv": (
+        OpKind.FORWARD_SEND,
+        OpKind.BACKWARD_SEND,
+        OpKind.FORWARD_RECV,
+        OpKind.BACKWARD_RECV,
+    ),
+}
 
 
 def on_host_clock(records: pl.DataFrame, fit: DeviceClockFit) -> pl.DataFrame:
@@ -158,3 +177,39 @@ def fit_device_clock(readings: Sequence[Sequence[int]]) -> DeviceClockFit:
         predicted = offset[:-2] + share * (offset[2:] - offset[:-2])
         missed = float(np.abs(predicted - offset[1:-1]).max())
     return DeviceClockFit(device_ns, offset, drift, max(float(half_width.max()), missed), len(table))
+
+
+def cut_steps(ops: pl.DataFrame) -> tuple[pl.DataFrame, dict[int, int]]:
+    """Express starts in seconds from the start of the step, and number `seq` in order of start. Returns the ops in
+    canonical columns, and the start of each step on the clock of the ops, ns.
+
+    A step starts when the last rank begins it. Ranks of a late stage begin while an early stage still finishes the
+    previous step, and that time belongs to the previous step; such ops have a negative start.
+    """
+    firsts = ops.group_by("step", "rank").agg(first_ns=pl.col("start_ns").min())
+    starts = firsts.group_by("step").agg(step_ns=pl.col("first_ns").max()).sort("step")
+    waits = {}
+    if "posted_ns" in ops.columns:
+        waits[POSTED] = pl.col("start_ns") - pl.col("posted_ns")
+    if "resumed_ns" in ops.columns:
+        waits[RESUMED] = pl.col("resumed_ns") - pl.col("start_ns")
+    ordered = (
+        ops.join(starts, on="step")
+        .with_columns(
+            start=(pl.col("start_ns") - pl.col("step_ns")) / 1e9,
+            duration=(pl.col("end_ns") - pl.col("start_ns")) / 1e9,
+            **{name: lasted.clip(0) / 1e9 for name, lasted in waits.items()},
+        )
+        .sort("step", "rank", "kind", "start_ns", "end_ns")
+        .with_columns(seq=place_in_run("step", "rank", "kind"))
+    )
+    waited = [name for name in waits if ordered[name].count()]
+    waited += [name for name in (SENT, RECEIVED) if name in ordered.columns]
+    return ordered.select(*COLUMNS, *waited), {int(step): int(start) for step, start in starts.iter_rows()}
+
+
+def place_in_run(*columns: str) -> pl.Expr:
+    """The position of each row, from 0, among the adjacent rows that are equal in `columns`."""
+    row = pl.int_range(pl.len())
+    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns) | (row == 0)
+    return row - pl.when(begins).then(row).forward_fill()
