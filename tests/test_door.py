@@ -11,8 +11,9 @@ import click
 import pytest
 
 from tests.analysis.rl.logs import lines, write
+from tests.cases import case
 from tests.handmade import COMMANDS, run, slow_trace
-from tracekit.base import limits
+from tracekit.base import limits, paths
 from tracekit.base.errors import ExitCode, StoreError
 from tracekit.cli import _MOVED
 from tracekit.live import watch
@@ -85,10 +86,13 @@ def test_traces_and_the_store_that_they_were_imported_into_are_no_two_jobs() -> 
 
 
 def test_an_empty_path_is_not_the_working_directory() -> None:
-    for command in (["whatif"], ["open"], ["store", "list"]):
-        ran = run(*command, "")
-        assert (ran.code, ran.out) == (2, "")
-        assert ran.message.endswith("the path is empty")
+    before = set(Path().iterdir())
+    for command in ("whatif X", "open X", "store list X", "hang X", "dashboard X", "collect --segments X -- true"):
+        with case(command):
+            ran = run(*("" if word == "X" else word for word in command.split()))
+            assert (ran.code, ran.out) == (2, "")
+            assert ran.message.endswith("the path is empty")
+    assert set(Path().iterdir()) == before
 
 
 def test_options_reach_the_command() -> None:
@@ -172,10 +176,52 @@ def test_a_mistyped_option_of_collect_is_no_command() -> None:
     assert "--steps" in ran.message
 
 
+#: Commands that read a file which cannot be in object storage, whose place is X.
+READERS = (
+    *("whatif X", "rl X", "experts X --ranks 8 --replicas 64", "optimize X", "optimize --model X", "culprits X"),
+    *("store export X --out o.parquet", "import X", "compare X slow.parquet", "gate slow.parquet --baseline X"),
+    *("fleet report X", "fleet culprits X", "whatif slow.parquet --unprofiled X", "dashboard --study X"),
+)
+#: Commands that read a store or something else.
+READERS_OF_STORES = ("X", "open X", "dashboard X", "bill X", "hang X", "watch X", "store list X", "store check X")
+WRITERS = (
+    *("whatif slow.parquet --html X", "whatif slow.parquet --markdown X", "whatif slow.parquet --csv X"),
+    *("synth --out X", "collect --out X -- true", "collect --segments X -- true", "collect --profiler X -- true"),
+    *("fleet run slow.parquet --out X", "store export slow.parquet --out X", "metrics alerts X", "hang dumps --out X"),
+)
+
+
+@pytest.mark.parametrize("address", ["gs://bucket/a.log", "https://host/a.log"])
+def test_an_address_is_refused_as_it_was_written_and_nobody_is_asked(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_answer", lambda *_: pytest.fail("storage was asked"))
+    stored = address.startswith("gs:")
+    readers = READERS if stored else (*READERS, *READERS_OF_STORES)
+    why = "in object storage: `tracekit fleet run` reads traces there" if stored else "no such file or folder"
+    refused = "in object storage, which is only read" if stored else "an address"
+    for commands, words in ((readers, why), (WRITERS, refused)):
+        for command in commands:
+            with case(command):
+                ran = run(*(address if word == "X" else word for word in command.split()))
+                assert (ran.code, ran.message.startswith(f"tracekit: {address}: {words}")) == (2, True), ran.err
+    assert not list(Path().glob("*:"))
+
+
+def test_of_storage_that_does_not_answer_every_reader_of_stores_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT", raising=False)
+    address = "az://container/live"
+    for command in READERS_OF_STORES:
+        with case(command):
+            ran = run(*(address if word == "X" else word for word in command.split()))
+            why = (
+                "a store in object storage is read-only" if "check" in command else "cannot be read: AZURE_STORAGE_ACC"
+            )
+            assert (ran.code, ran.message.startswith(f"tracekit: {address}: {why}")) == (2, True), ran.err
+
+
 def test_an_output_that_cannot_be_meant_is_refused() -> None:
-    assert "in object storage, which is only read" in run("metrics", "alerts", "s3://bucket/rules").message
     assert "ends in .gz, .json, .parquet" in run("store", "export", "slow.parquet", "--out", "timeline.txt").message
-    assert not Path("s3:").exists()
     assert not Path("timeline.txt").exists()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import tracekit
 from tests.analysis.rl.logs import lines, write
+from tests.cases import case
 from tests.handmade import run
 from tests.outputs import report_schema
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
@@ -252,6 +253,18 @@ def test_messages_name_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     assert "no such file or folder; addresses of object storage begin with s3://, gs://, az://" in " ".join(
         told.split()
     )
+
+
+def test_an_option_of_other_jobs_says_whose_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.jsonl", lines())
+    for words, whose in (
+        ("--layers 1,2", "--layers is for pipeline traces"),
+        ("--keep rank=1", "--keep is for pipelines and op traces"),
+        ("--precision bf16", "--gpu or --precision is for pipelines and op traces"),
+    ):
+        with case(words):
+            said = run("whatif", path, *words.split()).message
+            assert said == f"tracekit: {whose}; run.jsonl is a run of post-training (docs/rl.md)"
 
 
 def test_words_of_pipelines_are_in_no_report_of_a_log(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class SyncCalls(Detector):
                 self.kind,
                 job,
                 Spent(IdleReason.SYNCHRONISE, name, line or "", names, len(of_place), waited),
-                f"{code_name(name)}{where} waits for the GPU {counted(len(of_place), "time")}, {on_each(job, waited)}",
+                f"{code_name(name)}{where} waits for the GPU {counted(len(of_place), 'time')}, {on_each(job, waited)}",
                 Together((_without_dispatch(job, op, line), without_waits(job, calls))),
                 title="The host waits for the GPU",
                 next_check="torch.cuda.set_sync_debug_mode('warn') names the lines",

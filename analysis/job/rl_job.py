@@ -111,12 +111,13 @@ class RlJob(Job):
         for option, value in (
             ("--keep", asked.keep),
             ("--by", asked.by),
-            ("--layers", asked.layers),
             ("--expert-loads", asked.expert_loads),
-            ("--gpu", asked.hardware),
+            ("--gpu or --precision", asked.hardware),
         ):
             if value:
                 raise self._not_for(option)
+        if asked.layers is not None:
+            raise self._not_for("--layers", "pipeline traces")
         self.refuse_of_pipelines(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
@@ -207,8 +208,8 @@ class RlJob(Job):
             facts["engines"] = [f"engine-{number}" for number in range(len(engines))]
         return replace(self, trace=replace(self.trace, name="job", metadata={POST_TRAINING: facts}))
 
-    def _not_for(self, what: str) -> SelectionError:
-        return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")
+    def _not_for(self, what: str, kinds: str = "pipelines and op traces") -> SelectionError:
+        return SelectionError(f"{what} is for {kinds}; {short(self.trace.name)} is {self.source}")
 
 
 class AnalysedRun(Struct, frozen=True, eq=False):

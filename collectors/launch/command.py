@@ -12,6 +12,7 @@ import click
 
 from tracekit.base.errors import SelectionError
 from tracekit.base.option_sections import SectionedCommand
+from tracekit.base.path_arguments import OUT, OUT_STORE
 from tracekit.base.paths import command
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 #: Hang detection of watched jobs, unless set otherwise, seconds.
 LIVE_HANG_AFTER_S = 300.0
-_PATH = click.Path(path_type=Path)
-
-
 #: The options of --help by section.
 _SECTIONS = {
     "Where the recording goes": ("out", "store", "keep_in_store", "name", "segments", "keep_bytes", "as_json"),
@@ -59,8 +57,8 @@ class Parsed(click.ParamType[Any]):
     context_settings={"allow_interspersed_args": False},
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--out", type=_PATH, help="Also write the trace to this Parquet file.")
-@click.option("--store", type=_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
+@click.option("--store", type=OUT_STORE, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option(
     "--no-store",
     "keep_in_store",
@@ -70,7 +68,7 @@ class Parsed(click.ParamType[Any]):
     help="Do not write to the store; for use with --out.",
 )
 @click.option("--name", help="Name of the job in the store [default: script and time].")
-@click.option("--segments", type=_PATH, help="Folder the ranks write to; one shared folder for all nodes of a run.")
+@click.option("--segments", type=OUT, help="Folder the ranks write to; one shared folder for all nodes of a run.")
 @click.option(
     "--steps", type=Parsed("FROM:TO", parse_steps), default="1:", help="Steps to record, such as 100:200 [default: 1:]."
 )
@@ -122,7 +120,7 @@ class Parsed(click.ParamType[Any]):
 )
 @click.option(
     "--profiler",
-    type=_PATH,
+    type=OUT,
     is_flag=False,
     flag_value=Path("tracekit-profile"),
     metavar="FOLDER",
@@ -159,9 +157,6 @@ def collect_command(
     watching = WatchOptions(**{name: options.pop(name) for name in WatchOptions.__slots__})
     if not live and (given := watching.given()):
         raise SelectionError(f"{given[0]} needs --live; add --live, or leave it out")
-    for name in ("out", "store", "segments"):
-        if options[name] == Path("-"):
-            raise SelectionError(f"--{name}: '-' does not mean stdout here; name a file or folder")
     schedule = schedule_options(steps, every, length, idle=idle, overhead=overhead)
     if hang_after_s is None:
         hang_after_s = LIVE_HANG_AFTER_S if live else 0.0

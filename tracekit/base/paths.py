@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tracekit.base.errors import extra
-from tracekit.base.text import encodable, printable
+from tracekit.base.text import encodable, listed, nearest, printable
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -159,9 +159,28 @@ def object_url(place: str | os.PathLike[str]) -> str | None:
     return None if match is None else f"{match[1]}://{match[2].rstrip('/')}"
 
 
+def is_address(path: Path) -> bool:
+    """Whether a path was made from an address, in object storage or such as https://host/file."""
+    looks_like_one = re.match(r"[a-z][\w+.-]+:/", str(path)) is not None
+    return object_url(path) is not None or (looks_like_one and not os.path.lexists(path))
+
+
 def shown(place: Path) -> str:
     """A path or address, as people write it."""
-    return object_url(place) or str(place)
+    return object_url(place) or (str(place).replace(":/", "://", 1) if is_address(place) else str(place))
+
+
+def elsewhere(path: Path) -> str:
+    """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
+    if object_url(path) is not None:
+        return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
+    folder = path.parent
+    names = [entry.name for entry in os.scandir(folder)] if os.access(folder, os.R_OK) and folder.is_dir() else []
+    similar = nearest(path.name, names)
+    meant = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
+    if is_address(path):
+        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
+    return f"no such file or folder{meant}"
 
 
 def absolute(place: Path) -> Path:

@@ -18,10 +18,10 @@ from pathlib import Path
 import click
 
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
+from tracekit.base.path_arguments import STORE_PATH
 from tracekit.base.paths import ADDRESSES, Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
-from tracekit.commands.options import PATH
 from tracekit.report.report import read_report
 from tracekit.sources.load import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
@@ -62,7 +62,7 @@ def report_page(path: Path) -> Path:
 
 
 @click.command("open")
-@click.argument("path", type=PATH, required=False)
+@click.argument("path", type=STORE_PATH, required=False)
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
 @click.option("--browser/--no-browser", default=True, help="Open the page in the browser  [default: yes].")
 def open_command(path: Path | None, port: int, browser: bool) -> int:

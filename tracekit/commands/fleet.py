@@ -17,10 +17,11 @@ import msgspec
 
 from tracekit.base import memory
 from tracekit.base.errors import ExitCode, SelectionError, StudyError
+from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, counted, printable
-from tracekit.commands.options import AS_JSON, FULL, HTML, OUT, PATH, console, executor_of
+from tracekit.commands.options import AS_JSON, FULL, HTML, console, executor_of
 from tracekit.sources.load import wrong_source
 from tracekit.sources.source import Content
 
@@ -171,7 +172,7 @@ _RATE = click.option(
 @FULL
 @HTML
 @AS_JSON
-@click.option("--store", type=PATH, help="Store that knows which fixes were applied (`tracekit compare --fix`).")
+@click.option("--store", type=STORE_PATH, help="Store that knows which fixes were applied (`tracekit compare --fix`).")
 @_RATE
 def report(study: Path, full: bool, html: Path | None, as_json: bool, store: Path | None, rate: float) -> None:
     """Report how many jobs of STUDY straggle, what is lost, to what and where, and which fixes give back most."""

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from tracekit.base.errors import ExitCode, FormatError
+from tracekit.base.path_arguments import OUT, STORE_PATH
 from tracekit.base.paths import Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short
-from tracekit.commands.options import AS_JSON, OUT, job_names, made_folder
+from tracekit.commands.options import AS_JSON, job_names, made_folder
 from tracekit.sources.load import wrong_source
 from tracekit.sources.source import Content
 
@@ -32,7 +33,7 @@ HANG_FOLDERS = "hang-*"
 
 
 @click.command("hang")
-@click.argument("directory", metavar="DIRECTORY|STORE", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="DIRECTORY|STORE", type=STORE_PATH)
 @click.option("--job", shell_complete=job_names, help="With a store: show the newest hang of this job.")
 @AS_JSON
 @click.option("--out", type=OUT, help="Also write report.txt and report.json to this folder.")

@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.path_arguments import OUT
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.options import AS_JSON, OUT, made_folder
+from tracekit.commands.options import AS_JSON, made_folder
 from tracekit.report.hardware import Alarm, MetricsInReport, MissingMetric
 
 if TYPE_CHECKING:

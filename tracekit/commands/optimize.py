@@ -15,10 +15,11 @@ import click
 import msgspec
 
 from tracekit.base.errors import SelectionError, extra
+from tracekit.base.path_arguments import OUT, PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
-from tracekit.commands.options import AS_JSON, OUT, PATH, JobArguments, console, parse_layers, trace_source
+from tracekit.commands.options import AS_JSON, JobArguments, console, parse_layers, trace_source
 from tracekit.report.questions import PlacedLayer
 
 if TYPE_CHECKING:

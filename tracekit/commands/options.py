@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionError, StoreError
+from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import did_you_mean, printable, short
@@ -49,38 +50,6 @@ _CATALOGUE = "catalog.duckdb"
 _NEWEST_FIRST = "SELECT name FROM jobs WHERE starts_with(name, $typed) ORDER BY job_id DESC LIMIT $most"
 
 
-class _Path(click.Path):
-    """A path; an empty one, as from a variable that is not set, would be the working directory."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises SelectionError for an empty one."""
-        if value == "":
-            raise SelectionError(f"{'PATH' if param is None else param.human_readable_name}: the path is empty")
-        return super().convert(value, param, ctx)
-
-
-#: The argument or option is a path.
-PATH = _Path(path_type=Path)
-
-
-class _Out(_Path):
-    """The path of a command's output."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Reject `-`, which usually means stdout: here it would become a file or folder of that name.
-
-        Raises SelectionError.
-        """
-        if value in ("-", Path("-")):
-            option = param.opts[-1] if isinstance(param, click.Option) else "-"
-            raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
-        return super().convert(value, param, ctx)
-
-
-#: An option for an output path.
-OUT = _Out(path_type=Path)
-
-
 class PriceType(click.FloatRange):
     """A price of something: a finite number, not below zero."""
 
@@ -108,7 +77,7 @@ _MOST_LINES = 3
 
 
 #: Every command that reads a store has the same option for it.
-STORE = click.option("--store", type=PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+STORE = click.option("--store", type=STORE_PATH, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 
 
 def store_at(path: Path | None) -> Store:
@@ -318,8 +287,6 @@ def layout_sizes(body: Callable[..., Any]) -> Any:
 
 def made_folder(path: Path, instead: str = "another folder") -> Path:
     """The folder for a command's output. Raises OutputError, which says what to choose `instead`."""
-    if object_url(path) is not None:
-        raise OutputError(f"{shown(path)}: in object storage, which is only read; choose {instead}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

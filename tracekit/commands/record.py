@@ -20,23 +20,13 @@ from msgspec import Struct
 
 from tracekit.base import memory
 from tracekit.base.errors import ExitCode, SelectionError, TracekitError
+from tracekit.base.path_arguments import OUT, OUT_STORE, PATH
 from tracekit.base.paths import command, quoted
 from tracekit.base.processes import answers_of, serve
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import counted, printable, short
 from tracekit.collectors.launch.doctor import Check, CheckOutcome, checks
-from tracekit.commands.options import (
-    AS_JSON,
-    FULL,
-    OUT,
-    PATH,
-    UNIT,
-    console,
-    layout_sizes,
-    made_folder,
-    read_job,
-    store_at,
-)
+from tracekit.commands.options import AS_JSON, FULL, UNIT, console, layout_sizes, made_folder, read_job, store_at
 from tracekit.sources.load import are_one_job, jobs_in, plugged_in
 from tracekit.sources.registry import FORMATS
 
@@ -62,7 +52,7 @@ _READ = "from tracekit.commands.record import send_jobs; send_jobs()"
 @click.option(
     "--unit", type=UNIT, help="Unit of the times in the traces, if their format does not state it [default: s]."
 )
-@click.option("--store", type=OUT, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--store", type=OUT_STORE, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @click.option("--name", help="Name of the job in the store [default: the name in the trace]. For one trace.")
 @click.option("--replace", is_flag=True, help="Replace a job of the same name.")
 @click.option("--no-analysis", is_flag=True, help="Store the traces only; by default their reports are stored too.")
@@ -365,7 +355,7 @@ class DoctorOutput(Struct, frozen=True):
 
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="Interpreter of the training [default: this one].")
-@click.option("--store", type=OUT, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
+@click.option("--store", type=OUT_STORE, help="Store to write to [default: $TRACEKIT_STORE, else ./tracekit.store].")
 @AS_JSON
 def doctor_command(python: str | None, store: Path | None, as_json: bool) -> int:
     """Will `tracekit collect` work here? Checks what it needs, and tries it with two ranks."""

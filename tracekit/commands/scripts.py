@@ -17,14 +17,13 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base.errors import ExitCode, SelectionError, StoreError
+from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import did_you_mean, listed, printable, short
 from tracekit.commands.options import (
     AS_JSON,
     GPU_HOUR,
-    OUT,
-    PATH,
     UNIT,
     JobArguments,
     console,
@@ -271,7 +270,7 @@ def _named(baseline: str, run: JobArguments) -> JobArguments:
 @click.argument("after", metavar="B", shell_complete=traces_or_job_names)
 @click.option("--layout", type=PATH, help="YAML file with the parallel sizes of published traces.")
 @click.option("--unit", type=UNIT, help="Unit of the times in both traces [default: s].")
-@click.option("--store", type=PATH, help="A and B are jobs in this store: their newest windows.")
+@click.option("--store", type=STORE_PATH, help="A and B are jobs in this store: their newest windows.")
 @click.option("--fix", metavar="NAME", help="The fix of A that B has, by its kind or title: keep what it gave back.")
 @AS_JSON
 def compare_command(
@@ -317,7 +316,7 @@ def compare_command(
 
 
 @click.command("bill")
-@click.argument("source", metavar="DIR|STORE|TRACE", type=PATH)
+@click.argument("source", metavar="DIR|STORE|TRACE", type=STORE_PATH)
 @click.option("--by", type=click.Choice(_GROUPS), default="part", show_default=True, help="What to total.")
 @GPU_HOUR
 @AS_JSON

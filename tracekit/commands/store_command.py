@@ -19,16 +19,16 @@ import click
 from msgspec import structs
 
 from tracekit.base.errors import ExitCode, NotStoredError, OutputError, SelectionError
+from tracekit.base.path_arguments import OUT, STORE_PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import bytes_of, counted, printable
 from tracekit.commands.options import (
-    OUT,
-    PATH,
     STORE,
     JobArguments,
     console,
     job_names,
+    job_source,
     parse_steps,
     store_at,
     trace_source,
@@ -188,7 +188,7 @@ def _frame(store: Store, job: str | None) -> RenderableType:
 def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
     """Give a command the store that is its argument or its option, else the default one."""
 
-    @click.argument("path", metavar="[STORE]", required=False, type=PATH)
+    @click.argument("path", metavar="[STORE]", required=False, type=STORE_PATH)
     @STORE
     @functools.wraps(body)
     def with_store(path: Path | None, store: Path | None, **options: object) -> _Code:
@@ -223,7 +223,8 @@ for reader in (export_command, sql_command, top_command):
 
 
 @store_command.command("list")
-@trace_source
+@click.argument("traces", metavar="[TRACE]", nargs=1, required=False, type=STORE_PATH)
+@job_source
 def list_command(source: JobArguments) -> None:
     """List the jobs of a store or a folder of traces, or show what one trace holds.
 

@@ -13,11 +13,12 @@ import click
 from click.core import ParameterSource
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.path_arguments import STORE_PATH
 from tracekit.base.paths import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
-from tracekit.commands.options import PATH, layout_sizes
+from tracekit.commands.options import layout_sizes
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
@@ -29,9 +30,9 @@ _DEFAULT_SECONDS = 60.0
 
 
 @click.command("watch")
-@click.argument("source", type=PATH, metavar="DIR|LOG|STORE")
+@click.argument("source", type=STORE_PATH, metavar="DIR|LOG|STORE")
 @click.option(
-    "--store", type=PATH, help="Store for the windows of DIR [default: $TRACEKIT_STORE, else ./tracekit.store]."
+    "--store", type=STORE_PATH, help="Store for the windows of DIR [default: $TRACEKIT_STORE, else ./tracekit.store]."
 )
 @click.option("--name", help="Name of the job in the store [default: that of DIR]; with STORE, the only job to report.")
 @watch_options

@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from tracekit.base import memory
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.option_sections import SectionedCommand
+from tracekit.base.path_arguments import OUT, OUT_OR_STDOUT, PATH
 from tracekit.base.paths import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short
@@ -24,8 +25,6 @@ from tracekit.commands.options import (
     FULL,
     GPU_HOUR,
     HTML,
-    OUT,
-    PATH,
     Condition,
     JobArguments,
     console,
@@ -139,7 +138,9 @@ _SECTIONS = {
 @GPU_HOUR
 @AS_JSON
 @click.option("--as", "form", metavar="NAME", help="Print the report in the form of a plug-in (docs/extending.md).")
-@click.option("--markdown", type=PATH, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout.")
+@click.option(
+    "--markdown", type=OUT_OR_STDOUT, metavar="FILE", help="Write answer, causes and fixes as Markdown; - for stdout."
+)
 @HTML
 @click.option("--redact", is_flag=True, help="Leave out the names of the job and of its hosts, in every output.")
 @click.option("--csv", "csv_directory", type=OUT, metavar="DIR", help="Also write every table as CSV into DIR.")

@@ -8,7 +8,6 @@ and what to type.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING
 from tracekit.analysis.replay import Method
 from tracekit.base.errors import FormatError, SelectionError, StoreError, TraceError, TracekitError, UnsafeFileError
 from tracekit.base.limits import Search
-from tracekit.base.paths import ADDRESSES, Look, command, object_url, shown
+from tracekit.base.paths import Look, command, elsewhere, object_url, shown
 from tracekit.base.plug_ins import PlugIn, plug_ins, tell
 from tracekit.base.stderr import say
-from tracekit.base.text import listed, nearest, printable, quoted
+from tracekit.base.text import printable, quoted
 from tracekit.sources.registry import (
     FIRST,
     FORMATS,
@@ -327,7 +326,7 @@ def wrong_source(look: Look, wanted: Content) -> FormatError | None:
     Raises FormatError for a folder that is too large to be searched.
     """
     if wanted in (Content.TRACE, Content.DUMPS) and not look.exists:
-        return FormatError(f"{shown(look.path)}: {_nearest(look.path)}")
+        return FormatError(f"{shown(look.path)}: {elsewhere(look.path)}")
     if with_content(wanted, look) is not None:
         return None
     source = source_of(look) or with_content(Content.OTHER, look)
@@ -348,19 +347,6 @@ def _folder(look: Look, wanted: Content) -> str | None:
         "not a folder that tracekit reads; one of `tracekit collect --segments` has a run.json, one of the NCCL"
         " Inspector *.log files"
     )
-
-
-def _nearest(path: Path) -> str:
-    """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
-    if object_url(path) is not None:
-        return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
-    folder = path.parent
-    names = [entry.name for entry in os.scandir(folder)] if os.access(folder, os.R_OK) and folder.is_dir() else []
-    similar = nearest(path.name, names)
-    meant = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
-    if re.match(r"[a-z][\w+.-]+:/", str(path)):
-        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
-    return f"no such file or folder{meant}"
 
 
 class _Importer:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tracekit.base.errors import FormatError, SelectionError, TracekitError
-from tracekit.base.paths import Look, command, quoted
+from tracekit.base.paths import Look, command, object_url, quoted
 from tracekit.base.text import short
 from tracekit.collectors.importers import sniff
 from tracekit.collectors.importers.sniff import SUFFIXES, is_export, is_gpu_trace, is_profile
@@ -321,6 +321,8 @@ def _is_store(look: Look) -> bool:
     try:
         return Store(look.path).is_store()
     except StoreError:
+        if object_url(look.path) is not None:  # nothing else is read there, and the error says why that is not
+            raise
         return False
 
 

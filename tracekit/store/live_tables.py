@@ -146,8 +146,12 @@ SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, mi
 FROM parts GROUP BY span ORDER BY span
 """  # noqa: S608 - our own expressions
 _LOSSES = """
-SELECT span, culprits.kind, sum(cost_s * steps) AS lost_s
-FROM (SELECT span, job_id, number, steps FROM parts WHERE trustworthy) JOIN culprits USING (job_id, number)
+SELECT span, cause AS kind, sum((seconds + planned_s) * steps) AS lost_s
+FROM (
+    SELECT span, steps, unnest(from_json(json_extract(content, '$.losses'), '[{
+        "cause": "VARCHAR", "seconds": "DOUBLE", "planned_s": "DOUBLE"}]'), recursive := true)
+    FROM parts JOIN costs USING (job_id, number) WHERE json_valid(content)
+)
 GROUP BY ALL ORDER BY ALL
 """
 
@@ -308,8 +312,8 @@ class LiveTables:
         return self._of_parts(_SPANS, name, most, since, until)
 
     def losses(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
-        """What the steps of those parts lose to each `kind` of cause: `span`, `kind`, `lost_s` in seconds, summed over
-        the steps. Causes can overlap. Windows that cannot be trusted are left out.
+        """What the steps of those parts lose to each `kind` of cause, as their bill says: `span`, `kind`, `lost_s` in
+        seconds, summed over the steps. Windows that cannot be trusted lose nothing that is known.
         """
         return self._of_parts(_LOSSES, name, most, since, until)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 import polars as pl
 
+from tracekit.analysis.numeric.arrays import or_null
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.limits import check_pattern, search
 from tracekit.base.stderr import advance
@@ -241,11 +242,6 @@ def _texts(values: Sequence[str], codes: np.ndarray) -> pl.Series:
     return pl.Series([*values, None], dtype=pl.Categorical)[np.where(codes < 0, len(values), codes)]
 
 
-def _or_null(values: np.ndarray) -> pl.Series:
-    """Replace numbers below 0 by null."""
-    return pl.Series(values).set(pl.Series(values < 0), None)
-
-
 def _gpu_ops(
     file: RankColumns,
     rank: int,
@@ -271,10 +267,10 @@ def _gpu_ops(
             "activity": _texts([str(kind) for kind in Activity], file.gpu["activity"]),
             "kernel_class": pl.Series(kernel_class, dtype=pl.Categorical)[file.gpu["name"]],
             "shape": _texts(file.strings, file.gpu["shape"]),
-            "bytes": _or_null(np.where(computes, -1, file.gpu["size"])),
-            "occupancy": _or_null(np.where(computes & (file.gpu["size"] > 0), file.gpu["size"], -1)),
-            "launch": _or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
-            "step": _or_null(file.gpu["step"]),
+            "bytes": or_null(np.where(computes, -1, file.gpu["size"])),
+            "occupancy": or_null(np.where(computes & (file.gpu["size"] > 0), file.gpu["size"], -1)),
+            "launch": or_null(np.where(launch >= 0, launch.astype(np.int64) + calls_before, -1)),
+            "step": or_null(file.gpu["step"]),
         }
     )
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
@@ -299,8 +295,8 @@ def _calls(file: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
             "recomputed": pl.Series(file.calls["recomputed"]).set(pl.Series(~file.calls["recomputed"]), None),
             "phase": _texts(PHASES, file.calls["phase"]),
             "action": _texts(file.strings, file.calls["action"]),
-            "step": _or_null(file.calls["step"]),
-            **{name: _or_null(file.calls[name]) for name in _STREAMS if name in file.calls},
+            "step": or_null(file.calls["step"]),
+            **{name: or_null(file.calls[name]) for name in _STREAMS if name in file.calls},
         }
     )
     if "recorded_at" in file.calls:

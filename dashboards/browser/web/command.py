@@ -21,16 +21,16 @@ from pathlib import Path
 import click
 
 from tracekit.base.errors import SelectionError
+from tracekit.base.path_arguments import PATH, STORE_PATH
 from tracekit.base.paths import absolute, command, shown
 from tracekit.base.text import printable
 
-_PATH = click.Path(path_type=Path)
 _EXTRAS = ("dash", "flask_compress", "plotly", "waitress")
 
 
 @click.command("dashboard")
-@click.argument("sources", nargs=-1, type=_PATH, metavar="[STORE | TRACE...]")
-@click.option("--study", type=_PATH, help="A study that `tracekit fleet run` made, for the page Fleet.")
+@click.argument("sources", nargs=-1, type=STORE_PATH, metavar="[STORE | TRACE...]")
+@click.option("--study", type=PATH, help="A study that `tracekit fleet run` made, for the page Fleet.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8050, show_default=True, help="Port; 0 takes a free one.")
 @click.option("--auth", help="Who may look: token[:FILE], the default for any other --host, or proxy:HEADER@ADDRESS.")

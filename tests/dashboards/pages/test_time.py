@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -16,6 +17,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
+from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
 from tracekit.dashboards.browser.data.life import Event, happened, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.theme import LIGHT
@@ -145,6 +147,22 @@ def test_losses_and_events_are_those_of_the_windows(store: Path) -> None:
     assert (incident.kind, incident.window, incident.start_s - BEGIN) == ("incident", 2, HOUR)
     assert incident.end_s == pytest.approx(life.spans.filter(window=2)["end_s"].max())
     assert restart == Event("restart", BEGIN + 3 * HOUR, BEGIN + 3 * HOUR, "another attempt, from window 3 on", 3)
+
+
+def test_losses_are_all_that_the_bill_of_a_window_has(tmp_path: Path) -> None:
+    """Five causes of 5 to 1 ms of a step, one of them at two places, of 4 steps."""
+    store, ran = Store(tmp_path / "s.store"), trace(slow=False)
+    store.append(analysed(replace(ran, step_starts={step: BEGIN + 10 * step for step in range(4)})))
+    causes = {"bad-worker": 5, "congestion": 4, "python-gc": 3, "late-data": 2, "unexplained": 1}
+    placed = [PlacedLoss(None, BillPart.STRAGGLERS, cause, ms / 1e3) for cause, ms in causes.items()]
+    placed.append(PlacedLoss(None, BillPart.CHECKPOINTS, "late-data", 0.0, planned_s=0.001))
+    with store.writing() as writer:
+        costs = msgspec.json.encode(ClaimedCosts({}, tuple(placed), (), 4, None)).decode()
+        writer.catalogue.connection.execute("UPDATE costs SET content = $costs", {"costs": costs})
+    lost = Results(store.path).losses("live", 1)
+    assert dict(lost.select("kind", "lost_s").iter_rows()) == pytest.approx(
+        {"bad-worker": 0.020, "congestion": 0.016, "python-gc": 0.012, "late-data": 0.012, "unexplained": 0.004}
+    )
 
 
 def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps(

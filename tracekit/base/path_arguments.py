@@ -1,0 +1,65 @@
+"""Types of the paths that commands take: what they read, the place of a store, what they write."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tracekit.base.errors import FormatError, OutputError, SelectionError, TracekitError
+from tracekit.base.paths import elsewhere, is_address, object_url, shown
+
+
+class _Path(click.Path):
+    """A path; an empty one, as from a variable that is not set, would be the working directory.
+
+    `of_store`: or the address of a store in object storage.
+    """
+
+    def __init__(self, *, of_store: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self._of_store = of_store
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. Raises SelectionError for an empty one, and a TracekitError for another address."""
+        if value == "":
+            raise SelectionError(f"{'PATH' if param is None else param.human_readable_name}: the path is empty")
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if is_address(path) and not (self._of_store and object_url(path) is not None):
+            raise self._error(path)
+        return path
+
+    def _error(self, path: Path) -> TracekitError:
+        return FormatError(f"{shown(path)}: {elsewhere(path)}")
+
+
+#: The argument or option is a path, or the place of a store.
+PATH, STORE_PATH = _Path(), _Path(of_store=True)
+
+
+class _Out(_Path):
+    """The path of a command's output. `stdout`: `-` means that."""
+
+    def __init__(self, *, of_store: bool = False, stdout: bool = False) -> None:
+        super().__init__(of_store=of_store)
+        self._stdout = stdout
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Reject `-`, which usually means stdout: here it would become a file or folder of that name.
+
+        Raises SelectionError.
+        """
+        if value in ("-", Path("-")) and not self._stdout:
+            option = param.opts[-1] if isinstance(param, click.Option) else "-"
+            raise SelectionError(f"{option}: '-' does not mean stdout here; name a file or folder")
+        return super().convert(value, param, ctx)
+
+    def _error(self, path: Path) -> TracekitError:
+        why = "an address" if object_url(path) is None else "in object storage, which is only read"
+        return OutputError(f"{shown(path)}: {why}; choose a file or folder")
+
+
+#: An option for an output path, for one where `-` means stdout, and for a store that is written.
+OUT, OUT_OR_STDOUT, OUT_STORE = _Out(), _Out(stdout=True), _Out(of_store=True)
