@@ -15,7 +15,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tracekit.base.errors import NotStoredError
 from tracekit.base.text import counted, percent, printable, seconds, short, three_digits
 from tracekit.dashboards.terminal.tables import (
     BAD,
@@ -60,8 +59,8 @@ class TopState:
             windows = catalogue.live.history(job, _MOST_WINDOWS)
             incidents = catalogue.live.incidents(job, only_open=True)
             end = catalogue.live.end(job)
-        if windows.is_empty() and not incidents:
-            raise NotStoredError(f"{store.name}: no window of job {short(job)!r} yet")
+            if windows.is_empty() and not incidents:
+                raise catalogue.missing(job)
         costliest = sorted(incidents, key=lambda incident: -incident.cause.share)
         owned = tuple((incident, owner_of(store.handled(incident.incident_id))) for incident in costliest)
         workers = None if windows.is_empty() else store.workers(job, int(windows["number"][-1]))

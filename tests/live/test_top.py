@@ -128,6 +128,8 @@ def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
     ran = run("whatif", "--store", store.path, "--job", "live")
     assert (ran.code, "no window of job 'live' yet" in ran.message) == (2, True)
+    ran = run("store", "top", "lve", "--store", store.path, "--once")
+    assert (ran.code, ran.message.endswith("no job 'lve'; did you mean 'live'?")) == (2, True), ran.err
     store.add_hang("live", ["HANG"], STANDS)
     said = run("store", "top", "live", "--store", store.path, "--once").out
     assert said.startswith("live   no window yet\n")

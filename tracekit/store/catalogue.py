@@ -172,7 +172,7 @@ class Catalogue:
         """The windows of a job, or of all jobs, oldest first. Raises NotStoredError if there is no such job."""
         windows = self._windows(_NAMED, name=name, number=None)
         if name is not None and not windows:
-            raise self._missing(name)
+            raise self.missing(name)
         return windows
 
     def window(self, name: str, number: int | None = None) -> StoredWindow:
@@ -181,7 +181,7 @@ class Catalogue:
             "SELECT min(number), max(number) FROM windows JOIN jobs USING (job_id) WHERE name = $name", {"name": name}
         ).fetchall()[0]
         if last is None:
-            raise self._missing(name)
+            raise self.missing(name)
         windows = self._windows(_NAMED, name=name, number=last if number is None else number)
         if not windows:
             raise NotStoredError(f"{self.path}: job {short(name)!r} has no window {number}; it has {first} to {last}")
@@ -217,7 +217,8 @@ class Catalogue:
         rows = self.connection.execute("SELECT job_id FROM jobs WHERE name = $name", {"name": name}).fetchall()
         return int(rows[0][0]) if rows else None
 
-    def _missing(self, name: str) -> NotStoredError:
+    def missing(self, name: str) -> NotStoredError:
+        """The error for a job that is not there, or has no window yet."""
         rows = self.connection.execute("SELECT name FROM jobs ORDER BY job_id DESC").fetchall()
         names = [row[0] for row in rows]
         if name in names:

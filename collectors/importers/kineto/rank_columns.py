@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tracekit.base.memory import no_garbage_collection, reuse_large_arrays
 from tracekit.base.paths import Look
+from tracekit.base.text import counted
 from tracekit.collectors.importers.kineto.event_columns import (
     CATEGORIES,
     COLLECTIVE_OPERATOR,
@@ -154,7 +155,8 @@ def _rank(
     in_time = _not_too_early(gpu, launch, calls)
     if early := len(launch) - len(in_time):
         gpu, launch = rows_of(gpu, in_time), launch[in_time]
-        notes = (*notes, f"{PurePath(file).name}: {early} GPU ops that begin before their launch were left out")
+        words = f"left out {counted(early, 'GPU op')} that would begin before their launch"
+        notes = (*notes, f"{PurePath(file).name}: {words}")
     stated = np.append(collective_calls["collective"], NO_ID)[np.append(inside, -1)[launch]]
     own = gpu["collective"]
     collective, all_args = _named(
@@ -379,13 +381,13 @@ def _ranks(
     lost: int = 0,
 ) -> list[RankColumns]:
     """The ranks of a file of which `lost` events could not be read; they may be GPU ops."""
-    for count, what in (
-        (lost + columns.nameless, "damaged events were left out"),
-        (columns.absurd, "events with impossible times were left out"),
-        (columns.negative, "negative durations were set to 0"),
+    for count, words in (
+        (nameless := lost + columns.nameless, f"left out {counted(nameless, 'damaged event')}"),
+        (columns.absurd, f"left out {counted(columns.absurd, 'event')} with impossible times"),
+        (columns.negative, f"set {counted(columns.negative, 'negative duration')} to 0"),
     ):
         if count:
-            notes = (*notes, f"{path.name}: {count} {what}")
+            notes = (*notes, f"{path.name}: {words}")
     ranks = ranks_of(columns, str(path), header, notes)
     lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
     damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)

@@ -119,6 +119,12 @@ def test_a_bad_line_is_named(tmp_path):
             read_any(path)
 
 
+def test_a_log_without_the_number_of_gpus_has_those_of_its_sizes(tmp_path):
+    path = raw_log(tmp_path)
+    path.write_text(path.read_text().replace(", world_size=2", "").replace("dp_size=1,", "dp_size=3,"))
+    assert read_any(path).layout.world_size == 3 * 2
+
+
 def test_ndtimeline_chrome_trace(tmp_path):
     """The same ops from the timeline handler's events."""
     events = [

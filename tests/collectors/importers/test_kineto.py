@@ -115,17 +115,17 @@ def test_a_negative_duration_is_zero_and_one_of_236_years_is_left_out(tmp_path):
     assert recording.gpu_ops.filter(name="a")["duration"].to_list() == [0.0]
     assert "b" not in names(recording)
     assert recording.notes == (
-        "trace.json: 1 events with impossible times were left out",
-        "trace.json: 1 negative durations were set to 0",
+        "trace.json: left out 1 event with impossible times",
+        "trace.json: set 1 negative duration to 0",
     )
 
 
 IMPOSSIBLE = {
-    "events with impossible times": [
+    "event with impossible times": [
         *(("ts", value) for value in ("1e40", "1e17", "null")),
         *(("dur", value) for value in ("1e400", "NaN", "null", "1e7")),
     ],
-    "damaged events": [
+    "damaged event": [
         *(("name", value) for value in ("null", "7", '"\\ud800"')),
         ("tid", "[1]"),
         ("args", "[" * 5000 + "]" * 5000),
@@ -144,7 +144,7 @@ def test_an_event_that_cannot_be_is_left_out_and_counted(tmp_path, at):
         with case((field, value[:9])):
             recording = read_kineto([path])
             assert recording.gpu_ops.height == 9
-            assert recording.notes == (f"trace.json: 1 {note} were left out",)
+            assert recording.notes == (f"trace.json: left out 1 {note}",)
             assert recording.damaged == {0: pytest.approx(0.1, abs=0.02)}
 
 

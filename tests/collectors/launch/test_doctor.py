@@ -6,11 +6,12 @@ import json
 import stat
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from tests.handmade import run
-from tracekit.collectors.launch.doctor import CheckOutcome, checks
+from tracekit.collectors.launch.doctor import CheckOutcome, _judged, checks
 
 
 @pytest.mark.slow
@@ -45,3 +46,9 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     assert found["store"].outcome is CheckOutcome.FAILS
     assert found["torch"].detail.startswith(f"{tmp_path / 'nothing'}: cannot be started: No such file or directory")
     assert occupied.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("stderr", "why"), [("first\nlast\n", "last"), ("", "it printed no error")])
+def test_a_trial_that_fails_says_the_last_line_of_what_it_printed(stderr: str, why: str, tmp_path: Path) -> None:
+    check = _judged(CompletedProcess([], 1, "", stderr), tmp_path / "job.parquet")
+    assert (check.outcome, check.detail) == (CheckOutcome.FAILS, f"two ranks on gloo: {why}")

@@ -324,7 +324,7 @@ def test_damaged_times_are_left_out_and_negative_durations_become_0(tmp_path):
     recording = read(tmp_path, rows)
     assert [round(duration * 1e6) for duration in recording.gpu_ops["duration"].to_list()] == [5, 5, 5, 5, 0]
     assert [note.partition(": ")[2] for note in recording.notes] == [
-        "3 events with impossible times were left out",
-        "1 negative durations were set to 0",
+        "left out 3 events with impossible times",
+        "set 1 negative duration to 0",
     ]
     assert recording.damaged == {0: 0.5}
