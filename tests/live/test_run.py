@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -597,24 +595,3 @@ def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
     again.look()
     again.run.finish(waited.append)
     assert (again.windows()[-1][1], again.store.incidents("job", only_open=True)) == (15, ())
-
-
-def test_a_window_loads_what_its_analysis_needs(written: WrittenRun, tmp_path: Path) -> None:
-    written.run(range(1, 26), slow={3: 2.0})
-    written.end()
-    code = """
-import sys
-from pathlib import Path
-from tracekit.live.run import LiveOptions, LiveRun
-from tracekit.live.windows import WindowSize
-run = LiveRun(LiveOptions(Path("run"), Path("jobs.store"), "job", WindowSize(steps=10)), lambda line: None)
-run.poll()
-run.finish()
-print(run.counts.failed, run.counts.unanalysed, *(name for name in sys.modules if name.startswith("tracekit")))
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    failed, unanalysed, *loaded = done.stdout.split()
-    assert (failed, unanalysed) == ("0", "0")
-    assert 50 < len(loaded) <= 120
-    others = "analysis.gpu", "analysis.metrics", "analysis.rl", "collectors.nccl", "commands", "dashboards"
-    assert not [name for name in loaded if name.removeprefix("tracekit.").startswith(others)]

@@ -1,5 +1,10 @@
 """When a window of a running job is over, on a clock that the test turns."""
 
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.writtenrun import WrittenRun
 from tracekit.live.windows import SETTLE_S, RanksState, ReadyWindow, WindowCutter, WindowSize
 
 
@@ -66,3 +71,24 @@ def test_the_rest_is_a_window_at_the_end() -> None:
     newest = {0: 22, 1: 21}
     assert cutter.rest(RanksState({0: {21, 22}, 1: {21}}, newest, range(2)), 0) == ReadyWindow(22, (1,))
     assert cutter.rest(RanksState({0: set(), 1: set()}, newest, range(2)), 0) is None
+
+
+def test_a_window_loads_what_its_analysis_needs(written: WrittenRun, tmp_path: Path) -> None:
+    written.run(range(1, 26), slow={3: 2.0})
+    written.end()
+    code = """
+import sys
+from pathlib import Path
+from tracekit.live.run import LiveOptions, LiveRun
+from tracekit.live.windows import WindowSize
+run = LiveRun(LiveOptions(Path("run"), Path("jobs.store"), "job", WindowSize(steps=10)), lambda line: None)
+run.poll()
+run.finish()
+print(run.counts.failed, run.counts.unanalysed, *(name for name in sys.modules if name.startswith("tracekit")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    failed, unanalysed, *loaded = done.stdout.split()
+    assert (failed, unanalysed) == ("0", "0")
+    assert 50 < len(loaded) <= 120
+    others = "analysis.gpu", "analysis.metrics", "analysis.rl", "collectors.nccl", "commands", "dashboards"
+    assert not [name for name in loaded if name.removeprefix("tracekit.").startswith(others)]
