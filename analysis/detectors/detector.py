@@ -1,7 +1,7 @@
 """The interface of a detector: one kind of finding, its signature, its words, its remedy, its fixes; which there are.
 
 In: the evidence of a job. Out: `Candidate`s, each with its figures and the change that undoes it. A detector looks only
-for a signature; the diagnosis asks the replay afterwards whether a candidate costs anything. Those of `all_detectors`
+for a signature; the diagnosis asks the replay afterwards whether a candidate costs anything. Those of `DETECTORS`
 are imported when a job is of their kind, those of plug-ins when any is asked for.
 """
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.patterns import TimePattern
-from tracekit.analysis.detectors.all_detectors import DETECTORS, OF_EXCHANGES
+from tracekit.analysis.detectors import DETECTORS, OF_EXCHANGES
 from tracekit.analysis.evidence.subject import OF_RANKS, Cause, JobKind, Names, Plan, Subject, listed
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.plug_ins import PlugIn, plug_ins

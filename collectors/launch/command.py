@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracekit.base.arguments import OUT, OUT_STORE, SectionedCommand
 from tracekit.base.errors import SelectionError
-from tracekit.base.option_sections import SectionedCommand
-from tracekit.base.path_arguments import OUT, OUT_STORE
 from tracekit.base.paths import command
 from tracekit.base.stderr import say
 from tracekit.base.text import printable, ranks_text, short

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.arguments import STORE_PATH
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
-from tracekit.base.path_arguments import STORE_PATH
 from tracekit.base.paths import ADDRESSES, Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short

@@ -16,8 +16,8 @@ import click
 import msgspec
 
 from tracekit.base import memory
+from tracekit.base.arguments import OUT, PATH, STORE_PATH
 from tracekit.base.errors import ExitCode, SelectionError, StudyError
-from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
 from tracekit.base.text import bytes_of, counted, printable

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tracekit.base.arguments import OUT, STORE_PATH
 from tracekit.base.errors import ExitCode, FormatError
-from tracekit.base.path_arguments import OUT, STORE_PATH
 from tracekit.base.paths import Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import printable, short

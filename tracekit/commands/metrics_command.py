@@ -16,8 +16,8 @@ import click
 import msgspec
 from msgspec import Struct
 
+from tracekit.base.arguments import OUT
 from tracekit.base.errors import SelectionError
-from tracekit.base.path_arguments import OUT
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable
 from tracekit.commands.options import AS_JSON, made_folder

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from tracekit.base.arguments import OUT, PATH
 from tracekit.base.errors import SelectionError, extra
-from tracekit.base.path_arguments import OUT, PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import counted, printable

@@ -19,8 +19,8 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
+from tracekit.base.arguments import OUT, PATH, STORE_PATH
 from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionError, StoreError
-from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
 from tracekit.base.text import did_you_mean, printable, short

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base import memory
+from tracekit.base.arguments import OUT, OUT_STORE, PATH
 from tracekit.base.errors import ExitCode, SelectionError, TracekitError
-from tracekit.base.path_arguments import OUT, OUT_STORE, PATH
 from tracekit.base.paths import command, quoted
 from tracekit.base.processes import answers_of, serve
 from tracekit.base.stderr import advance, progress, say

@@ -16,8 +16,8 @@ import click
 import msgspec
 from msgspec import Struct
 
+from tracekit.base.arguments import OUT, PATH, STORE_PATH
 from tracekit.base.errors import ExitCode, SelectionError, StoreError
-from tracekit.base.path_arguments import OUT, PATH, STORE_PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import did_you_mean, listed, printable, short

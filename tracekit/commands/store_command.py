@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from msgspec import structs
 
+from tracekit.base.arguments import OUT, STORE_PATH
 from tracekit.base.errors import ExitCode, NotStoredError, OutputError, SelectionError
-from tracekit.base.path_arguments import OUT, STORE_PATH
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
 from tracekit.base.text import bytes_of, counted, printable

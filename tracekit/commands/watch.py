@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from tracekit.base.arguments import STORE_PATH
 from tracekit.base.errors import SelectionError
-from tracekit.base.path_arguments import STORE_PATH
 from tracekit.base.paths import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable

@@ -14,9 +14,8 @@ import click
 from click.core import ParameterSource
 
 from tracekit.base import memory
+from tracekit.base.arguments import OUT, OUT_OR_STDOUT, PATH, SectionedCommand
 from tracekit.base.errors import ExitCode, FormatError, SelectionError
-from tracekit.base.option_sections import SectionedCommand
-from tracekit.base.path_arguments import OUT, OUT_OR_STDOUT, PATH
 from tracekit.base.paths import Look
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import printable, short

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import click
 
+from tracekit.base.arguments import PATH, STORE_PATH
 from tracekit.base.errors import SelectionError
-from tracekit.base.path_arguments import PATH, STORE_PATH
 from tracekit.base.paths import absolute, command, shown
 from tracekit.base.text import printable
 

@@ -1,8 +1,9 @@
-"""Types of the paths that commands take: what they read, the place of a store, what they write."""
+"""What commands share: types of the paths that they take, and help that lists many options in sections."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,24 @@ class _Out(_Path):
 
 #: An option for an output path, for one where `-` means stdout, and for a store that is written.
 OUT, OUT_OR_STDOUT, OUT_STORE = _Out(), _Out(stdout=True), _Out(of_store=True)
+
+
+class SectionedCommand(click.Command):
+    """A command whose options are listed in `sections`: title -> names of parameters. Options that no section names
+    follow as "Other": a list of thirty options in one piece is one that nobody reads.
+    """
+
+    def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        records = {option.name: option.get_help_record(ctx) for option in options}
+        listed = {name for names in self.sections.values() for name in names}
+        for title, names in (*self.sections.items(), ("Other", [name for name in records if name not in listed])):
+            rows = [record for name in names if (record := records[name]) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
