@@ -143,7 +143,8 @@ def test_a_model_that_cannot_be_searched(change: Callable[[dict[str, Any]], None
         ("--runs", "r.csv", "--microbatches", "2", "--keep", "split"),
     ],
 )
-def test_one_question_at_a_time(words: tuple[str, ...]) -> None:
+def test_one_question_at_a_time(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # without a store
     ran = run("optimize", *words)
     assert ran.code == 2
     assert "cannot be read" not in ran.err

@@ -69,3 +69,10 @@ def test_a_search_ends_with_its_time() -> None:
     with time_limit(1e-9), pytest.raises(TimeLimitError, match="it took longer than 1e-09 s; ask for less"):
         search("a", ["b"])
     assert search("a", ["b"]) == [False]
+
+
+def test_a_longer_limit_inside_of_one_does_not_lift_it() -> None:
+    with time_limit(1e-9), time_limit(float("inf")), pytest.raises(TimeLimitError, match="longer than 1e-09 s"):
+        search("a", ["b"])
+    with time_limit(3600), time_limit(1e-9), pytest.raises(TimeLimitError, match="longer than 1e-09 s"):
+        search("a", ["b"])

@@ -249,7 +249,7 @@ class Checkpoints(_InSeveralKinds):
     Paper: leaves out steps with a checkpoint. tracekit names checkpoints that were recorded as ops and prices them by a
     replay without them. An unrecorded checkpoint shows as time in which no rank does anything, before anybody begins a
     step or between two steps: a tenth of the usual step or more, in some steps but not in most. Or all ranks, or the
-    first DP rank alone, are late with the first ops of every n-th step (see `evidence/step_edges.py`). Data that is
+    first DP rank alone, are late with the first ops of every n-th step (`evidence/pipeline_subject.py`). Data that is
     late for all ranks is late in every step, or in irregular ones. A period makes the stall a checkpoint (or an
     evaluation); without one, time in which no rank does anything is still named, with less confidence.
     """

@@ -146,7 +146,7 @@ class Detector(ABC):
     def find(self, job: Any) -> Iterator[Candidate]:
         """Yield every place of a job where the signature shows; none where the job lacks what shows it.
 
-        `job`: a `Subject`; for a detector of tracekit, of a kind that the registry names.
+        `job`: a `Subject`; for a detector of tracekit, of a kind that `DETECTORS` names.
         """
         return iter(())
 

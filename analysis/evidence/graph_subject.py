@@ -128,12 +128,17 @@ class GraphSubject(Subject, frozen=True, eq=False):
         """How long all GPUs idle at least, as far as known, seconds."""
         return 0.0
 
-    @cached_property
+    @property
     def exchanges(self) -> GraphSubject | None:
+        """See `Subject.exchanges`."""
+        return self if self.expert_loads is not None or self._has_exchanges else None
+
+    @cached_property
+    def _has_exchanges(self) -> bool:
+        """Whether ops are all-to-alls, as `experts.balance.members_of` tells them."""
         moved = pl.col("rows_received", "exchanges").is_not_null()
         met = pl.any_horizontal(moved, pl.col("kind").cast(pl.String) == OpKind.ALL_TO_ALL).any()
-        marked = self.columns("rows_received", "exchanges", "kind").select(met).item()
-        return self if marked or self.expert_loads is not None else None
+        return bool(self.columns("rows_received", "exchanges", "kind").select(met).item())
 
     @property
     def straggling_s(self) -> float:

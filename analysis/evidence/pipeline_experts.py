@@ -26,11 +26,11 @@ _MOST_OPS = 1_000_000
 _WORK = "compute"
 
 
-def exchange_trace(trace: Trace) -> OpTrace | None:
-    """The all-to-alls of a trace and the work between them; None if it has none.
+def _exchange_trace(trace: Trace) -> OpTrace | None:
+    """The all-to-alls of a trace and the work between them; None if no step shows them on all ranks equally often.
 
-    Only of steps in which all ranks have equally many. Work has the columns `compute`
-    and `seq`: the kind and number of its op in the trace.
+    The trace has the columns of rows, and one stage (`PipelineSubject.exchanges`). Work has the columns `compute` and
+    `seq`: the kind and number of its op in the trace.
     """
     ordered = trace.ops.sort("step", "rank", "start", "duration").with_columns(
         pl.col("kind").shift(-1).over("step", "rank").alias("compute"),
@@ -84,7 +84,7 @@ def _rows(name: str, ranks: int) -> pl.Expr:
 @evidence(PipelineSubject)
 def exchanges_of(job: PipelineSubject) -> GraphSubject | None:
     """See `Subject.exchanges`."""
-    trace = exchange_trace(job.trace)
+    trace = _exchange_trace(job.trace)
     if trace is None:
         return None
     graph = fold(op_graph(trace))
@@ -115,11 +115,11 @@ def even_experts(job: PipelineSubject) -> Intervention | None:
 
 
 @evidence(PipelineSubject)
-def beyond_experts(job: PipelineSubject) -> PipelineSubject:
-    """The job of `even_experts`; the job as it is if that is nothing."""
+def beyond_experts(job: PipelineSubject) -> PipelineSubject | None:
+    """The job of `even_experts`; None if that is the job as it is."""
     even = even_experts(job)
     if even is None:
-        return job
+        return None
     cost = tuple(block.matrix() for block in changed(job.replay, (even,)).cost)
     replay = structs.replace(job.replay, durations=structs.replace(job.replay.durations, cost=cost))
     return structs.replace(job, replay=replay, computes=structs.replace(job.computes, replay=replay))

@@ -60,7 +60,7 @@ STEP_EDGES = StepEdgeThresholds()
 
 
 class PipelineSubject(Subject, frozen=True, eq=False):
-    """A pipeline. `replay`: only with the launch delays of each step itself, see `step_edges`; `plain`: as recorded.
+    """A pipeline. `replay`: only with the launch delays of each step itself (`with_step_delays`); `plain`: as recorded.
 
     `attributed`: returns its attribution, which takes long and which a question does not need.
     `expert_loads`: tokens of each expert, if the job logged them.
@@ -267,7 +267,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
             return self
         from tracekit.analysis.evidence.pipeline_experts import beyond_experts
 
-        return beyond_experts(self)
+        return beyond_experts(self) or self
 
     @property
     def lockstep(self) -> Lockstep | None:

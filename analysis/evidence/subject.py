@@ -157,7 +157,7 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     @property
     def exchanges(self) -> GraphSubject | None:
         """The graph that shows loads of experts: of a pipeline, its all-to-alls and the work between them; of any other
-        graph, itself; None without all-to-alls.
+        graph, itself; None without all-to-alls, unless loads of experts were logged for a graph.
         """
         return None
 

@@ -157,7 +157,7 @@ def members_of(ops: pl.DataFrame, *, of_whole_groups: bool = True) -> pl.DataFra
         pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in table.columns
     )
     step = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
-    exchanges = (
+    exchanges = (  # `GraphSubject.exchanges` asks first whether there may be any
         pl.col("rows_received").is_not_null()
         | pl.col("exchanges").is_not_null()
         | pl.col("kind").cast(pl.String).eq(_ALL_TO_ALL)

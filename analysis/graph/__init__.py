@@ -16,7 +16,7 @@ class Posting(StrEnum):
     EARLY: the previous receive. SAME_DIRECTION: the previous compute of its direction (published method).
     ANY_DIRECTION: the previous compute. BATCHED: the previous compute and all sends and receives before it. Transfers
     posted together are one call; the next compute, and host work recorded after the call, waits for the whole call.
-    RECORDED: the host's work before its request, as recorded (`host_order`).
+    RECORDED: the host's work before its request, as recorded (`posting.with_host_order`).
     """
 
     EARLY = "early"

@@ -87,6 +87,8 @@ class StackGroup(Struct, frozen=True):
 class HangReport(Struct, frozen=True):
     """The verdict on one set of dumps, as `tracekit hang --json` prints it and report.json holds it (docs/hang.md).
 
+    Stores keep it: a field that is added has a default.
+
     `hang`: any rank waits for another one, or holds others up. `first_step`: what to do first, None without culprits.
     `stacks`: of all ranks whose dumps have one, smallest groups first: the few that differ from the many.
     """

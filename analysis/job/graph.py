@@ -92,6 +92,7 @@ class OfGraph(Job):
             evidence = analysed.with_measured(evidence, asked.measured, self.source)
         questions: list[Question] = []
         if asked.fix or asked.keep:
+            # Most reports answer none.
             from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
 
             check(replay, asked.fix)

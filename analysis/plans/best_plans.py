@@ -198,6 +198,7 @@ def search(
     model: PlanModel, memory_gb: float | None, *, most_parts: int = MOST_PARTS, time_limit_s: float = np.inf
 ) -> SearchResult:
     """Find the best plan that fits into so much memory, None for no limit. `most_parts`: see `Bounds.leaves`.
+    After `time_limit_s`, it is the best so far.
 
     The most promising plans of every kind are replayed first, so that kinds can be compared. Kinds that half of the
     time does not suffice to look at count with what no plan of them can undercut.

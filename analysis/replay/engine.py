@@ -402,7 +402,8 @@ def _begin_s(graph: DependencyGraph) -> Floats:
     """Begin of each step on each worker, at the latest at 0, seconds, [stages, dp_ranks, steps]; -inf if it was not
     recorded.
 
-    If steps count from the first worker instead of the last, no worker begins early: `step_edges` finds the late ones.
+    If steps count from the first worker instead of the last, no worker begins early: `with_step_delays` finds the
+    late ones.
     """
     begin_s = np.full((graph.layout.pp, len(graph.dp_ranks), len(graph.steps)), -np.inf)
     for block in graph.blocks:

@@ -1,6 +1,7 @@
-"""The account of a post-training run: plain data, whose keys are those of the JSON object; and its first line.
+"""The account of a post-training run: where its step went, which steps differ, and its first line.
 
-All times are seconds of the mean step. docs/report-schema.md explains the keys. A mean over steps that differ from the
+In: times of steps and phases, and losses. Out: `RlAccount`, of the plain data of `tracekit/report/rl_step.py`. All
+times are seconds of the mean step. docs/report-schema.md explains the keys. A mean over steps that differ from the
 others is that of no step: which they are, and which phase does it, is the finding (`Unlike`).
 """
 

@@ -169,7 +169,7 @@ def ranks_in(directory: Path) -> set[int]:
 
 def why_unrecorded(directory: Path) -> str | None:
     """The message of the first process that could not be recorded; None if all were."""
-    from tracekit.collectors.record.inject._tracekit_recorder import REASON_FILE  # which whoever starts ranks asks for
+    from tracekit.collectors.record.inject._tracekit_recorder import REASON_FILE  # only needed where ranks start
 
     try:
         return printable(read_small(directory / REASON_FILE).decode("utf-8", "replace"))

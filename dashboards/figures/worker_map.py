@@ -242,6 +242,10 @@ class WorkerCells(Struct, frozen=True):
     patch: tuple[int, int]
     dp_ranks: tuple[int, ...]
 
+    def levels(self, row: int) -> tuple[int, ...]:
+        """The level of slowness of each cell of a row."""
+        return tuple(level_of(value) for value in self.slowdown[row])
+
 
 def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
     """S of workers, [dp_ranks, stages], pooled by maximum to at most `largest` rows and columns."""

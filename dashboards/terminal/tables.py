@@ -183,7 +183,7 @@ def merged_map(
         cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
         ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
         merged = [
-            (first, end, _levels(cells, row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
+            (first, end, cells.levels(row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
         ]
     most = max(max(levels) for _, _, levels in merged)
     if most == 0:
@@ -222,18 +222,12 @@ def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[
     """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
     runs: list[tuple[int, int, tuple[int, ...]]] = []
     for row, dp_rank in enumerate(cells.dp_ranks):
-        levels = _levels(cells, row)
+        levels = cells.levels(row)
         if runs and runs[-1][2] == levels and (runs[-1][1] in accused) == (dp_rank in accused):
             runs[-1] = (runs[-1][0], dp_rank, levels)
         else:
             runs.append((dp_rank, dp_rank, levels))
     return runs
-
-
-def _levels(cells: WorkerCells, row: int) -> tuple[int, ...]:
-    from tracekit.dashboards.figures.worker_map import level_of
-
-    return tuple(level_of(value) for value in cells.slowdown[row])
 
 
 def steps_line(report: Report, bars: int = _LINE_BARS) -> Text:

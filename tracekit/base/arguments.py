@@ -24,7 +24,7 @@ class _Path(click.Path):
         self._of_store = of_store
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path. Raises SelectionError for an empty one, and a TracekitError for another address."""
+        """Return the path. Raises SelectionError for an empty one; FormatError for an address that it does not take."""
         if value == "":
             raise SelectionError(f"{'PATH' if param is None else param.human_readable_name}: the path is empty")
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -50,7 +50,7 @@ class _Out(_Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Reject `-`, which usually means stdout: here it would become a file or folder of that name.
 
-        Raises SelectionError.
+        Raises SelectionError; OutputError for an address.
         """
         if value in ("-", Path("-")) and not self._stdout:
             option = param.opts[-1] if isinstance(param, click.Option) else "-"

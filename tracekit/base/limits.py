@@ -28,11 +28,13 @@ MOST_ENTRIES = 50_000
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Let the work inside take at most that long, until it next calls `check_time`.
+    """Let the work inside take at most that long, until it next calls `check_time`; a limit around it holds, too.
 
     The limit holds in the thread that set it; without one, nothing is limited.
     """
-    before = _limit.set((time.monotonic() + seconds, seconds))
+    outer = _limit.get()
+    inner = (time.monotonic() + seconds, seconds)
+    before = _limit.set(inner if outer is None else min(inner, outer))
     try:
         yield
     finally:

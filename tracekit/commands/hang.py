@@ -25,7 +25,8 @@ from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from tracekit.analysis.hang.hang_report import HangReport
-    from tracekit.store import Store, StoredHang
+    from tracekit.store import Store
+    from tracekit.store.hangs import StoredHang
     from tracekit.trace.dumps import FlightRecord
 
 #: How `tracekit collect --hang-after` names the folders of its dumps.

@@ -1,5 +1,6 @@
 """Analyse and store a job window by window while it runs, and report the findings.
 
-`windows.py` decides when a window is over. `run.py` takes it out of the running recording, analyses it and stores the
-result; `watch.py` repeats this until the job ends. `metrics.py` and `notify.py` publish the contents of the store.
+`windows.py` decides when a window is over, and gets windows into the store. `run.py` takes a window out of the running
+recording and analyses it; `watch.py` repeats this until the job ends. `metrics.py` and `receivers.py` publish the
+contents of the store.
 """

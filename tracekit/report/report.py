@@ -379,7 +379,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[str]) -> None:
     """Write tables by name as CSV files: see `Report.write_csv`."""
-    from tracekit.base.atomic_write import replacing
+    from tracekit.base.atomic_write import replacing  # most reports write none
 
     folder = Path(directory)
     try:

@@ -5,7 +5,7 @@ In: validated traces of any kind and findings of the analysis. Out: the same by 
 """
 
 from tracekit.store.catalogue_rows import Incoming, StoredJob, StoredWindow, WindowPart
-from tracekit.store.incidents import HANG, Incident, StoredHang
+from tracekit.store.incidents import HANG, Incident
 from tracekit.store.store import STORE_VARIABLE, Store, default_store
 from tracekit.trace.model import TraceKind
 
@@ -15,7 +15,6 @@ __all__ = [
     "Incident",
     "Incoming",
     "Store",
-    "StoredHang",
     "StoredJob",
     "StoredWindow",
     "TraceKind",

@@ -20,7 +20,8 @@ from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import if_nobody_writes
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
-from tracekit.store.incidents import HANGS, hang_files, read_hang
+from tracekit.store.hangs import hang_files, read_hang
+from tracekit.store.incidents import HANGS
 from tracekit.store.store import Store, Writer
 from tracekit.trace.canonical import is_op_trace, read_parquet
 from tracekit.trace.op import read_op_trace

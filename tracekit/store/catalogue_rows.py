@@ -22,6 +22,7 @@ from polars import col
 from tracekit.base.text import short
 from tracekit.report.conclusions import CauseInWords
 from tracekit.report.findings import Findings, Unanalysed
+from tracekit.store.catalogue_file import state
 from tracekit.trace.model import LARGEST_SIZE, Layout, TraceKind
 
 if TYPE_CHECKING:
@@ -281,8 +282,6 @@ def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Map
     """Table -> its impossible rows, where there are some. Looking for them takes most of the time that opening takes: a
     file is looked at again once it has changed.
     """
-    from tracekit.store.catalogue_file import state  # not above: see `frames.py`
-
     catalogue_state = state(database)
     rows = _FOUND.get(catalogue_state)
     if rows is None:

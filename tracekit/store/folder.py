@@ -49,12 +49,13 @@ from tracekit.report.report import Report, decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import IMPORT_AGAIN, STORE_FILE, connected, lock_of, writing
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart
-from tracekit.store.incidents import HANDLED, HANGS, StoredHang, read_hangs
+from tracekit.store.incidents import HANDLED, HANGS
 from tracekit.trace.canonical import read_columns, read_parquet
 from tracekit.trace.model import TraceKind
 
 if TYPE_CHECKING:
     from tracekit.store.catalogue_rows import AnyTrace
+    from tracekit.store.hangs import StoredHang
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
@@ -142,7 +143,7 @@ class Folder:
         path = self.ops(window)
         try:
             if window.kind is TraceKind.OPS:
-                from tracekit.trace.op import read_op_trace
+                from tracekit.trace.op import read_op_trace  # most windows are of pipelines
 
                 return read_op_trace(path)
             return read_parquet(path)
@@ -165,6 +166,8 @@ class Folder:
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
+        from tracekit.store.hangs import read_hangs  # few jobs hang
+
         return read_hangs(self.path, job)
 
     def workers(self, window: StoredWindow) -> pl.DataFrame:
@@ -481,6 +484,8 @@ class Remote:
 
     def hangs(self, job: str | None) -> tuple[StoredHang, ...]:
         """The reports on hangs, newest first."""
+        from tracekit.store.hangs import read_hangs  # few jobs hang
+
         with tempfile.TemporaryDirectory(prefix="tracekit-store-") as name, _errors(self.url):
             Path(name, HANGS).mkdir()
             for number, url in enumerate(sorted(paths.objects_below(f"{self.url}/{HANGS}"))):

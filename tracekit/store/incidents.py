@@ -1,38 +1,32 @@
-"""Incidents: how long a cause has been acting on a job; reports on hangs; and what people do about both.
+"""Incidents: how long a cause has been acting on a job, and what people do about it.
 
 A place, such as a rank, has one incident, whatever is found to slow it down. The incident closes once several
 windows in a row no longer show it, and opens again if the place is slow before it has been gone for as long as it
 lasted, so that what comes and goes is one incident under one number.
 
-    STORE/hangs/<time>-<number>.json   one report: the job's name, when it was found, its text and its JSON
     STORE/handled/<incident>           a line of JSON a change: who takes it, until when messages are muted, notes
     STORE/handled/fixes                a line of JSON for each fix that was applied
 
-Reports are stored next to the jobs, because a job that hangs in its first step has no trace. All are read as data
-of others: a damaged report is named, a damaged line left out.
+Both are read as data of others: a damaged line is left out.
 """
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import structs
 
-from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.contained import Contained
-from tracekit.base.errors import SelectionError, StoreError, UnreadableFileError, UnsafeFileError
-from tracekit.base.stderr import say_once
-from tracekit.base.text import LAST_MOMENT, MOST_CONFIDENT, printable, ranks_text
+from tracekit.base.errors import SelectionError, UnsafeFileError
+from tracekit.base.text import LAST_MOMENT
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE, CauseInWords
 from tracekit.report.findings import AppliedFix
 from tracekit.report.report import Report
@@ -45,7 +39,6 @@ SMALLEST_LASTING_SHARE = SMALLEST_ALARMING_SHARE / 2
 #: The kind of cause of a hang.
 HANG = "hang"
 HANGS = "hangs"
-_SUFFIX = ".json"
 HANDLED, FIXES = "handled", "fixes"
 #: The most characters of an owner or a note.
 LONGEST_TEXT = 1000
@@ -186,91 +179,6 @@ def _gone_on(
     if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=ended_at, closed_window=number)
     return replace(incident, clear=clear)
-
-
-class StoredHang(msgspec.Struct, frozen=True, tag_field="format", tag="tracekit-hang"):
-    """`job`: its name; the store need not have such a job. `found_at`: seconds since the epoch. `lines`: the report as
-    a terminal shows it.
-    """
-
-    job: str
-    found_at: Annotated[float, msgspec.Meta(ge=0, le=LAST_MOMENT)]
-    lines: tuple[str, ...]
-    report: HangReport
-
-
-def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport) -> None:
-    """Add a report to the store in `folder`. Raises OSError, UnsafeFileError.
-
-    Each file is written once and atomically, so it needs no entry in the catalogue.
-    """
-    now, contained = datetime.now(UTC), Contained(folder)
-    stored = StoredHang(job, now.timestamp(), tuple(lines), report)
-    name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
-    contained.make_folder(HANGS, lasting=True)
-    contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
-    contained.sync_folder(HANGS)
-
-
-def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
-    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
-    Raises UnsafeFileError if their folder is something else.
-    """
-    reports, names = list[StoredHang](), hang_files(folder)
-    for line in Contained(folder).unsafe(HANGS):
-        say_once(f"left out: {line}")
-    for name in reversed(names):
-        try:
-            reports.append(read_hang(folder, name))
-        except FileNotFoundError:  # removed since
-            continue
-        except StoreError as error:
-            say_once(f"left out: {error}")
-    return tuple(report for report in reports if job in (None, report.job))
-
-
-def hang_files(folder: Path) -> list[str]:
-    """The names below the store in `folder` of the files of the reports, oldest first. Raises UnsafeFileError."""
-    return [f"{HANGS}/{name}" for name in Contained(folder).files(HANGS) if name.endswith(_SUFFIX)]
-
-
-def read_hang(folder: Path, name: str) -> StoredHang:
-    """One report. Raises StoreError if it is not one, FileNotFoundError if it is gone."""
-    try:
-        return msgspec.convert(json.loads(Contained(folder).read(name)), StoredHang)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        why = error.strerror or error
-        raise UnreadableFileError(printable(f"{folder / name}: cannot be read: {why}; check the path")) from None
-    except (ValueError, RecursionError) as error:
-        why = f"not a report on a hang as this tracekit writes it ({error}); remove it"
-        raise StoreError(printable(f"{folder / name}: {why}")) from None
-
-
-def sighting_of_hang(report: HangReport) -> CauseInWords:
-    """The account of a hang for an incident: the whole job is stuck."""
-    hosts = dict.fromkeys(one.host for one in report.culprits if one.host)
-    ranks = tuple(one.rank for one in report.culprits)
-    evidence = [line for one in report.culprits for line in one.evidence]
-    on = f" on {', '.join(hosts)}" if hosts else ""
-    return CauseInWords(
-        kind=HANG,
-        part=HANG,
-        what=report.headline,
-        who=f"{ranks_text(ranks)}{on}" if ranks else "nobody can be told yet",
-        why=evidence[0] if evidence else report.headline,
-        check=report.first_step or "",
-        fix=None,
-        ranks=ranks,
-        hosts=tuple(hosts),
-        gpu_uuids=(),
-        cost_s=0.0,
-        share=1.0,
-        confidence=MOST_CONFIDENT,
-        first_step=None,
-        saved_gpu_hours_per_day=None,
-    )
 
 
 class IncidentChange(msgspec.Struct, frozen=True, omit_defaults=True):

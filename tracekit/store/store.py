@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
-from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.paths import adding, object_url, shown
 from tracekit.base.text import encodable, short
@@ -42,19 +41,18 @@ from tracekit.store.incidents import (
     HANG,
     Incident,
     IncidentChange,
-    StoredHang,
     changed_at,
     followed,
     read_applied,
     read_changes,
-    sighting_of_hang,
     write_applied,
     write_change,
-    write_hang,
 )
 
 if TYPE_CHECKING:
+    from tracekit.analysis.hang.hang_report import HangReport
     from tracekit.store.catalogue_rows import AnyTrace
+    from tracekit.store.hangs import StoredHang
 
 #: Names the default store.
 STORE_VARIABLE = "TRACEKIT_STORE"
@@ -144,10 +142,12 @@ class Store:
                 writer.catalogue.live.watch_ends(job_id, datetime.now(UTC), ending)
 
     def add_hang(self, job: str, lines: Sequence[str], report: HangReport) -> None:
-        """Store a report on a hang of the job, which need not be in the store: and its text.
+        """Store a report on a hang, with its text; the job need not be in the store.
 
         It opens an incident, which closes with the first window that has a step begun afterwards, or with the job.
         """
+        from tracekit.store.hangs import sighting_of_hang, write_hang  # few jobs hang
+
         with self._folder_to_write() as folder:
             folder.make()
             write_hang(self.path, job, lines, report)

@@ -16,7 +16,8 @@ from tracekit.dashboards.browser.ui.components import figure_panel, href, inline
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.shell import job_head, page
 from tracekit.live.incident_words import advice
-from tracekit.store import HANG, Incident, StoredHang
+from tracekit.store import HANG, Incident
+from tracekit.store.hangs import StoredHang
 
 #: Culprits, stacks and earlier hangs that are listed.
 MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
@@ -30,7 +31,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         results().stored(job)  # raises where there is no such job
     head = _head(job)
     if incidents:
-        return [*head, _without_report(incidents[0])]
+        return [*head, *map(_without_report, incidents[:MOST_HANGS])]
     if not hangs:
         watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
         how = f"`{watch}` watches a job, and keeps what it sees here."

@@ -298,13 +298,19 @@ clientside_callback(
 
 
 def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
-    """The graph, and the step once the report tells which: the canvas asks for it as soon as the page is drawn."""
+    """The graph of ops that have peers, and the step once the report tells which: the canvas asks for it as soon as the
+    page is drawn.
+    """
+
+    def graph() -> None:
+        if stored.stored(texts["job"]).kind.timeline.peers:
+            stored.replay(texts["job"])
 
     def step() -> None:
         read = state_of(stored, texts["job"], texts)
         stored.step(texts["job"], read.state.step)
 
-    return [partial(stored.replay, texts["job"]), step]
+    return [graph, step]
 
 
 job_page(__name__, "/timeline", build, _reads)

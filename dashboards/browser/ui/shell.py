@@ -394,7 +394,7 @@ def share(job: str, report: Report) -> Component:
 
 
 def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
-    """The link to a file for Excel (`web/downloads.py`), or how to get one where the extra is missing."""
+    """The link to a file for Excel (`web/serving.py`), or how to get one where the extra is missing."""
     if find_spec("xlsxwriter") is None:
         return html.Span("XLSX: pip install 'tracekit-analysis[xlsx]'", className="note")
     return html.A(words, href=href(f"/download/{name}.xlsx", **state), download="", className=style)
