@@ -1,4 +1,5 @@
-"""The sentences of answers and findings: sentences.txt has each in full, and all other tests ask for data.
+"""The sentences of answers and findings: sentences.txt is where they stand in full; other tests ask for data wherever
+they can.
 
 A line of that file is the name of a small job and a sentence that it makes.
 """
@@ -21,7 +22,7 @@ from tests.analysis.causes import test_rules_host as host
 from tests.analysis.causes import test_stages_without_peers as stages
 from tests.analysis.causes import test_uneven_chunks as chunks
 from tests.analysis.causes.test_workers_and_data import RISING
-from tests.analysis.gpu import test_behind as behind
+from tests.analysis.gpu import test_pace as pace
 from tests.analysis.replay.test_ideal import evaluating
 from tests.analysis.small_jobs import BACKWARD, FORWARD, Program, data_parallel_job
 from tests.handmade import LAYOUT, healthy_frame, slow_frame
@@ -31,7 +32,8 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.sources.load import load
-from tracekit.trace.canonical import COLLECTED, Trace
+from tracekit.trace.canonical import Trace
+from tracekit.trace.facts import COLLECTED
 
 USUAL, SLOW = (FORWARD, BACKWARD), (("forward-compute", 0.2), ("backward-compute", 0.4))
 LOAD = ("data-load", 0.3)
@@ -54,7 +56,7 @@ def slow_in(*steps: int) -> Report:
 JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "slow rank": lambda: answered(*[USUAL] * 3, SLOW, hosts={"3": "node-1"}),
     "slow rank on CPUs": lambda: answered(*[USUAL] * 3, SLOW, format=COLLECTED),
-    "slow rank of ops": lambda: behind.report_of(behind.of_one_slow_rank()),
+    "slow rank of ops": lambda: pace.report_of(pace.of_one_slow_rank()),
     "slow from a step on": lambda: slow_in(*range(12, 20)),
     "slow up to a step": lambda: slow_in(*range(8)),
     "slow for a time": lambda: slow_in(*range(5, 11)),
@@ -71,14 +73,14 @@ JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "communication": lambda: answered(*[USUAL] * 4, transfer_s=0.4),
     "evaluation by one for all": lambda: PipelineJob(evaluating(0.4, 0.0)).whatif(),
     "nothing wrong": lambda: answered(*[USUAL] * 4),
-    "nothing wrong on one rank": lambda: behind.report_of(
-        behind.of_one_slow_rank().filter(rank=2).with_columns(rendezvous=None)
+    "nothing wrong on one rank": lambda: pace.report_of(
+        pace.of_one_slow_rank().filter(rank=2).with_columns(rendezvous=None)
     ),
     "late data in a recording": lambda: load(SAMPLE).report,
     "growing": lambda: simulated.named(
         simulated.job(SlowWorkers(frozenset({(2, 1)}), 1.5, rise=Rise.LINEAR), shape=RISING)
     ),
-    "rank of a worker": lambda: lockstep.report(slow_frame(range(12)), lockstep.halves).findings,
+    "rank of a worker": lambda: lockstep.report(slow_frame(range(12)), lockstep.halves),
     "rank without a number": lambda: (
         lockstep.report(slow_frame(range(12)), lockstep.halves, ranks_of_workers={"1": "five"}).findings
     ),
@@ -94,6 +96,7 @@ JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "late data on changing ranks": lambda: [late_data.late_in({0: range(6), 1: range(6, 10)}, 2)],
     "optimizer": lambda: stages.causes(lambda _: stages.step(optimizer=(0.025, 0.5))),
     "chunk": lambda: chunks.report({("B", 3): 3.0}).causes,
+    "chunk in forwards": lambda: chunks.report({("F", 0): 1.5}).causes,
     "chunk in both directions": lambda: chunks.report({("B", 3): 3.0, ("F", 3): 5.0}).causes,
 }
 

@@ -35,7 +35,7 @@ from tracekit.trace.canonical import Trace
 #: Every worker writes a checkpoint of 3 s at the end of a step.
 SAVING_LANE = (*HEALTHY_LANE, *((stage, "checkpoint", 0, None, 11.25, 14.25) for stage in (0, 1)))
 SAVING_STEP_S = HEALTHY_STEP_S + 3
-_ANALYSED: dict[tuple[object, ...], Findings | Unanalysed] = {}
+_FINDINGS: dict[tuple[object, ...], Findings | Unanalysed] = {}
 
 
 def seconds(store: Store) -> dict[tuple[str, str], float]:
@@ -54,19 +54,19 @@ def window(ops: pl.DataFrame, start_s: float | None, step_s: float, attempt: int
     return Trace.from_frame(ops, LAYOUT, name="job", step_starts=starts, metadata={"attempt": attempt, "team": "llm"})
 
 
-def analysed_once(trace: Trace) -> Findings | Unanalysed:
+def findings_once(trace: Trace) -> Findings | Unanalysed:
     """What a store keeps of the analysis of a window: tests share most windows, and analysing them takes longest."""
     key = (trace.ops.hash_rows().sum(), *trace.step_starts.items(), str(trace.metadata))
-    if key not in _ANALYSED:
-        _ANALYSED[key] = PipelineJob(trace).stored()
-    return _ANALYSED[key]
+    if key not in _FINDINGS:
+        _FINDINGS[key] = PipelineJob(trace).stored()
+    return _FINDINGS[key]
 
 
 def stored(folder: Path, traces: Iterable[Trace], analysed: Collection[int] = range(9)) -> Store:
     folder.mkdir(exist_ok=True)
     store = Store(folder / "jobs.store")
     for number, trace in enumerate(traces):
-        findings = analysed_once(trace) if number in analysed else None
+        findings = findings_once(trace) if number in analysed else None
         store.append(Incoming(trace, "job", "handmade", findings))
     return store
 

@@ -269,7 +269,9 @@ def test_ranks_of_another_job_in_the_folder_are_left_out(
     beside = Beside(tmp_path, clock)
     written.run(range(1, 11))
     beside.look()
-    assert [line.partition(":")[0] for line in beside.said] == ["rank 7 is left out"]
+    (line,) = beside.said
+    assert line.startswith("rank 7 is left out: ")
+    assert "it saw 16 ranks, the others 4" in line
     assert beside.windows() == [(1, 10)]
 
 

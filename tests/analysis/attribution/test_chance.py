@@ -103,6 +103,7 @@ def test_an_op_trace_tells_it_too(longer, kind):
     assert report.verdict.kind is kind
     assert parts.unexplained_s == pytest.approx(0.875 * longer, rel=0.01)
     lost = f"stragglers cost {0.875 * longer / (1 + longer):.0%}"
+    assert parts.to_tell == (longer > 0.02)
     assert (lost in report.answer.headline) == parts.to_tell
 
 

@@ -15,5 +15,7 @@ def test_a_worker_whose_repair_gives_back_more_comes_before_a_stage_that_costs_m
     assert (worker.kind, stage.kind) == ("bad-worker", "stage-imbalance")
     (moved,) = (fix for fix in found.fixes if fix.kind == "repartition-stages")
     assert stage.saved_s > worker.saved_s > moved.saved_s
+    assert found.answer.action is not None
+    assert "rank 5 on host-0000" in found.answer.action
     assert [culprit.rank for culprit in found.answer.culprits] == [5]
     assert [one.kind for one in found.answer.accounts] == ["bad-worker", "stage-imbalance"]

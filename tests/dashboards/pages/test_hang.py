@@ -93,15 +93,15 @@ def test_jobs_that_hang_lead_the_jobs_page_also_before_they_have_a_trace(pages: 
 def test_of_a_report_that_is_gone_or_unknown_its_incident_remains(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     stated = {"headline": "HANG  1 rank holds up 7 others", "first_step": "read its stack"}
-    for job in ("pruned", "older"):
+    for job in ("pruned", "unreadable"):
         store.add_hang(job, ["HANG"], hang_with({"rank": 5, "host": "node-b"}, **stated))
     first, second = sorted((store.path / "hangs").iterdir())
     first.unlink()
     stored = json.loads(second.read_text())
-    del stored["report"]["stacks"]  # as an older tracekit wrote it
+    del stored["report"]["stacks"]
     second.write_text(json.dumps(stored))
     pages = Pages(store.path)
-    for job in ("pruned", "older"):
+    for job in ("pruned", "unreadable"):
         text = pages.text("/hang", job=job)
         with case(job):
             assert "HANG 1 rank holds up 7 others" in text
@@ -109,7 +109,7 @@ def test_of_a_report_that_is_gone_or_unknown_its_incident_remains(tmp_path: Path
             assert "More to check: read its stack" in text
             assert "Its report was removed, or is none that this tracekit reads" in text
     rows = {row[0]: row[1:3] for row in map(lines, found(pages.page("/"), "Tr"))}
-    assert (rows["pruned"], rows["older"]) == (["hang", "100%"], ["hang", "100%"])
+    assert (rows["pruned"], rows["unreadable"]) == (["hang", "100%"], ["hang", "100%"])
     assert "rank 5 on node-b" in pages.text("/incidents")
 
 
