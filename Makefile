@@ -7,6 +7,7 @@ NGINX := /usr/sbin/nginx
 GET_BOTH := apt-get install -y --no-install-recommends chromium-headless-shell fonts-dejavu-core nginx-light openssl
 PROMETHEUS := /usr/bin/prometheus
 NODE_EXPORTER := /usr/bin/prometheus-node-exporter
+ALERTMANAGER := /usr/bin/prometheus-alertmanager
 GET_PROMETHEUS := apt-get install -y --no-install-recommends prometheus prometheus-alertmanager prometheus-node-exporter
 
 # Byte code is kept, whatever the environment says: the tests start Python some hundred times.
@@ -51,7 +52,7 @@ suite: $(VENV)/.dev
 
 # The rest, too: sabotaged trainings, sanitizers, nginx, Prometheus, the site, wheels, frameworks, a Ray cluster on this
 # machine, servers of S3 and Google's storage. Under twelve minutes.
-test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
+test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER) $(ALERTMANAGER)
 	+$(MAKE) --no-print-directory --jobs 2 check suite-all
 
 # More processes than two cores: many of these tests wait for a browser, a training job or an alert.
@@ -59,7 +60,7 @@ suite-all: $(VENV)/.fleet
 	$(BIN)/pytest -n 4 -m "not nightly"
 
 # The slowest tests, into benchmarks/RESULTS.md.
-durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER)
+durations: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER) $(ALERTMANAGER)
 	$(BIN)/python -m benchmarks durations
 
 # A fault at every file operation of everything that changes a store, and writers killed among readers. An hour.
@@ -90,7 +91,7 @@ $(CHROMIUM) $(NGINX) &:
 	else echo "The dashboard's tests need Chromium and nginx: sudo $(GET_BOTH)" >&2; exit 1; fi
 
 # What measures, receives and alerts in the tests.
-$(PROMETHEUS) $(NODE_EXPORTER) &:
+$(PROMETHEUS) $(NODE_EXPORTER) $(ALERTMANAGER) &:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive $(GET_PROMETHEUS) >/dev/null; \
 	else echo "The tests of alerts and metrics need Prometheus: sudo $(GET_PROMETHEUS)" >&2; exit 1; fi
