@@ -22,7 +22,6 @@ from polars import col
 from tracekit.base.text import short
 from tracekit.report.conclusions import CauseInWords
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.store.catalogue_file import state
 from tracekit.trace.model import LARGEST_SIZE, Layout, TraceKind
 
 if TYPE_CHECKING:
@@ -282,6 +281,9 @@ def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Map
     """Table -> its impossible rows, where there are some. Looking for them takes most of the time that opening takes: a
     file is looked at again once it has changed.
     """
+    # Not above: DuckDB, as started there, has to end before this module does.
+    from tracekit.store.catalogue_file import state
+
     catalogue_state = state(database)
     rows = _FOUND.get(catalogue_state)
     if rows is None:
