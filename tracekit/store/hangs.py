@@ -90,9 +90,9 @@ def read_hang(folder: Path, name: str) -> StoredHang:
 
 def sighting_of_hang(report: HangReport) -> CauseInWords:
     """The account of a hang for an incident: the whole job is stuck."""
-    hosts = dict.fromkeys(one.host for one in report.culprits if one.host)
-    ranks = tuple(one.rank for one in report.culprits)
-    evidence = [line for one in report.culprits for line in one.evidence]
+    hosts = dict.fromkeys(culprit.host for culprit in report.culprits if culprit.host)
+    ranks = tuple(culprit.rank for culprit in report.culprits)
+    evidence = [line for culprit in report.culprits for line in culprit.evidence]
     on = f" on {', '.join(hosts)}" if hosts else ""
     return CauseInWords(
         kind=HANG,

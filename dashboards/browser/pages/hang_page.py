@@ -10,7 +10,7 @@ from dash.development.base_component import Component
 from tracekit.analysis.hang.hang_report import HangCulprit, HangReport, waiting_ranks
 from tracekit.base.errors import NotStoredError
 from tracekit.base.paths import command
-from tracekit.base.text import printable, ranks_text, short
+from tracekit.base.text import counted, printable, ranks_text, short
 from tracekit.dashboards.browser.data.hang_graph import fold, graph_width, node_table, wait_graph
 from tracekit.dashboards.browser.ui.components import figure_panel, href, inline_csv, note, panel, problem
 from tracekit.dashboards.browser.ui.context import results, viewer
@@ -26,7 +26,7 @@ MOST_CULPRITS, MOST_STACKS, MOST_HANGS = 32, 6, 20
 def build(job: str | None = None, **_: str) -> list[Component]:
     """The newest hang of a job, without `job=` of the store; then a list of the others."""
     hangs = results().store.hangs(job)
-    incidents = [] if hangs else [one for one in results().incidents(job) if one.cause.kind == HANG]
+    incidents = [] if hangs else [incident for incident in results().incidents(job) if incident.cause.kind == HANG]
     if not hangs and not incidents and job is not None:
         results().stored(job)  # raises where there is no such job
     head = _head(job)
@@ -43,7 +43,10 @@ def build(job: str | None = None, **_: str) -> list[Component]:
     graph = figure_panel(
         "Who waits for whom",
         wait_graph(nodes, viewer().theme),
-        label=(f"Wait-for graph: {len(newest.report.culprits)} culprits, {waiting_ranks(len(newest.report.waiting))}"),
+        label=(
+            f"Wait-for graph: {counted(len(newest.report.culprits), 'culprit')},"
+            f" {waiting_ranks(len(newest.report.waiting))}"
+        ),
         table=table,
         csv=inline_csv(table),
         id="hang-graph",
@@ -74,14 +77,14 @@ def _verdict(hang: StoredHang) -> Component:
         html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
         html.P(report.headline, className="verdict"),
         *([html.P(["Do first: ", html.B(report.first_step)])] if report.first_step else []),
-        html.Ol([html.Li(_culprit(one)) for one in report.culprits[:MOST_CULPRITS]], className="causes"),
-        *([note(f"and {more} more culprits: see the table")] if more > 0 else []),
+        html.Ol([html.Li(_culprit(each)) for each in report.culprits[:MOST_CULPRITS]], className="causes"),
+        *([note(f"and {counted(more, 'more culprit')}: see the table")] if more > 0 else []),
         *[
             problem(
-                f"{ranks_text(one.ranks)}: {one.missing}",
-                title="All alike" if one.alike else "Cannot tell",
+                f"{ranks_text(stall.ranks)}: {stall.missing}",
+                title="All alike" if stall.alike else "Cannot tell",
             )
-            for one in report.undecided[:MOST_CULPRITS]
+            for stall in report.undecided[:MOST_CULPRITS]
         ],
         *[note(words) for words in report.notes],
     )
@@ -104,7 +107,7 @@ def _culprit(culprit: HangCulprit) -> list[Any]:
     since = "" if culprit.since_s is None else f", for {culprit.since_s:.1f} s"
     phase = f", in {culprit.phase}" if culprit.phase else ""
     group = culprit.group or "an unnamed group"
-    holds = f" holds up {culprit.waiting} ranks in {culprit.operation} of {group}{since}"
+    holds = f" holds up {counted(culprit.waiting, 'rank')} in {culprit.operation} of {group}{since}"
     return [
         html.B(f"rank {culprit.rank}{host}: {culprit.stall_class}{phase}"),
         html.Div(f"It{holds}."),
@@ -120,14 +123,14 @@ def _stacks(report: HangReport) -> list[Component]:
     parts = [
         html.Details(
             [
-                html.Summary(f"{ranks_text(one.ranks)}: {printable(next(iter(one.frames), ''))}"),
-                html.Ol([html.Li(html.Code(printable(frame))) for frame in one.frames], className="evidence"),
+                html.Summary(f"{ranks_text(group.ranks)}: {printable(next(iter(group.frames), ''))}"),
+                html.Ol([html.Li(html.Code(printable(frame))) for frame in group.frames], className="evidence"),
             ],
             open=number == 0,
         )
-        for number, one in enumerate(groups[:MOST_STACKS])
+        for number, group in enumerate(groups[:MOST_STACKS])
     ]
-    more = [note(f"and {len(groups) - MOST_STACKS} more stacks")] if len(groups) > MOST_STACKS else []
+    more = [note(f"and {counted(len(groups) - MOST_STACKS, 'more stack')}")] if len(groups) > MOST_STACKS else []
     return [panel("Stacks, the fewest ranks first", *parts, *more)]
 
 
@@ -137,12 +140,12 @@ def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
     rows = [
         html.Li(
             [
-                f"{viewer().moment(one.found_at)}: ",
-                dcc.Link(short(one.job), href=href("/hang", job=one.job)),
-                f": {one.report.headline}",
+                f"{viewer().moment(hang.found_at)}: ",
+                dcc.Link(short(hang.job), href=href("/hang", job=hang.job)),
+                f": {hang.report.headline}",
             ]
         )
-        for one in hangs[:MOST_HANGS]
+        for hang in hangs[:MOST_HANGS]
     ]
     more = [note(f"and {len(hangs) - MOST_HANGS} more")] if len(hangs) > MOST_HANGS else []
     return [panel("Earlier hangs", html.Ul(rows, className="evidence"), *more)]

@@ -62,6 +62,8 @@ def test_the_newest_hang_says_who_why_and_what_to_do_first(pages: Pages) -> None
     assert "rank 6 on <i>node</i>: interpreter locked, or idle in other code" in text
     assert "Do first: py-spy dump --pid PID" in text
     assert text.index("rank 6: train.py:9 stuck") < text.index("ranks 0-5, 7-15: c10d.py:7 wait")
+    assert "It holds up 15 ranks in " in text
+    assert "Wait-for graph: 1 culprit, " in sent(pages.page("/hang"))
     assert "Earlier hangs" in text
     assert "at once" in text
 
