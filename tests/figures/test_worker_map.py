@@ -155,6 +155,13 @@ def test_a_small_map_outlines_cells_and_labels_dp_ranks_by_their_number() -> Non
     assert "rank" not in drawn.data[0].hovertemplate  # one of them is unknown
 
 
+def test_a_dot_stands_beside_the_number_of_its_cell_and_in_the_middle_of_a_cell_without_one() -> None:
+    with_numbers = worker_heatmap(small(), None, LIGHT, dotted=[1]).data[-1]
+    assert -0.5 < with_numbers.x[0] - 1 < -0.25
+    without = worker_heatmap(one_slow(100, 10, Worker(42, 3)), None, LIGHT, dotted=[13]).data[-1]
+    assert (without.x, without.y) == ((3,), (1,))
+
+
 def test_the_map_of_steps_shows_the_chosen_workers() -> None:
     found = one_slow(100, 10, Worker(42, 3))
     few = step_workers(found, found.worst(None, 5), LIGHT).data[0]

@@ -116,9 +116,10 @@ def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
         (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, a log of RL"),
         (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
         (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),
+        (("{}/nothing-yet", "--store", "{}/file"), "file: not a tracekit store"),
     ):
         asked = [word.format(tmp_path) for word in arguments]
-        ran = run("watch", *asked, *(["--store", tmp_path / "other.store"] if "jobs.store" not in asked[0] else []))
+        ran = run("watch", "--store", tmp_path / "other.store", *asked)
         assert (ran.code, reason in ran.message) == (2, True), ran.err
 
 

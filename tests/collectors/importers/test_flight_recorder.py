@@ -48,6 +48,17 @@ def test_lists_of_ranks_that_are_cut_are_completed_from_the_other_dumps(tmp_path
     }
 
 
+@pytest.mark.parametrize("lost", [9, 10, 11, 27])
+def test_a_rank_without_a_dump_is_still_in_the_groups_whose_lists_are_cut(tmp_path, lost):
+    cut, whole = content((8, 2, 2), cut=3), content((8, 2, 2))
+    del cut[lost], whole[lost]
+    groups, expected = read(tmp_path / "cut", cut).groups, read(tmp_path / "whole", whole).groups
+    assert {(group.description, group.ranks) for group in groups} == {
+        (group.description, group.ranks) for group in expected
+    }
+    assert any(lost in group.ranks for group in groups)
+
+
 def test_ends_of_transfers_are_ranks_of_the_job(tmp_path):
     """`send 0->1` in the pipeline group (1, 5) goes from rank 1 to rank 5."""
     found = read(tmp_path, content()).operations.filter(p2p=True, rank=1)
