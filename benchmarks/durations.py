@@ -3,6 +3,7 @@
 pytest's JUnit file flows in, with the CPU time that `tests/conftest.py` adds; the Markdown of a section flows out.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,9 +16,10 @@ from benchmarks.measure import table
 
 #: So many tests are listed.
 SLOWEST = 60
-#: What pytest is given.
-SELECTION = ("-n", "4", "-m", "not nightly")
-QUICK = {"SELECTION": ("tests/test_text.py",)}
+#: What pytest is given by `make test` and by `make test-all`.
+EVERY_PUSH = ("-n", "3", "-m", "not slow and not fleet and not nightly")
+ALL = ("-n", "4", "-m", "not nightly")
+QUICK = {"EVERY_PUSH": ("tests/test_text.py",), "ALL": ("tests/test_text.py",)}
 
 
 @dataclass(frozen=True, order=True)
@@ -35,29 +37,41 @@ class Duration:
 
 def section() -> str | None:
     """The Markdown of this section; None, and a line, if tests fail."""
+    every_push, everything = (_ran(selection, profile) for selection, profile in ((EVERY_PUSH, "short"), (ALL, "")))
+    if every_push is None or everything is None:
+        print("Tests fail: their durations are not kept.")
+        return None
+    return durations(every_push, everything)
+
+
+def _ran(selection: tuple[str, ...], profile: str) -> ElementTree.Element | None:
+    """The suite of the JUnit file of these tests; None if one fails."""
     with tempfile.TemporaryDirectory() as folder:
         junit = Path(folder) / "tests.xml"
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", *SELECTION, f"--junitxml={junit}"], check=False)
-        if ran.returncode:
-            print("Tests fail: their durations are not kept.")
+        command = [sys.executable, "-m", "pytest", "-q", *selection, f"--junitxml={junit}"]
+        environment = os.environ | ({"HYPOTHESIS_PROFILE": profile} if profile else {})
+        if subprocess.run(command, env=environment, check=False).returncode:
             return None
-        return durations(ElementTree.parse(junit).getroot()[0])  # noqa: S314 - pytest wrote it
+        return ElementTree.parse(junit).getroot()[0]  # noqa: S314 - pytest wrote it
 
 
-def durations(suite: ElementTree.Element) -> str:
-    """The Markdown about a suite of a JUnit file."""
-    tests = [_test(case) for case in suite.iter("testcase")]
+def durations(every_push: ElementTree.Element, everything: ElementTree.Element) -> str:
+    """The Markdown about the suites of two JUnit files."""
+    tests = [_test(case) for case in everything.iter("testcase")]
     rows = [
         [test.name, test.target, f"{test.wall_s:.1f}", f"{test.cpu_s:.1f}", ", ".join(test.fixtures)]
         for test in sorted(tests, reverse=True)[:SLOWEST]
     ]
     return (
         "## Durations of the tests\n\n"
-        f"`make test-all` ran {len(tests):,} tests in {float(suite.attrib['time']):.0f} s, of which `make test` runs"
-        f" {sum(test.target == 'test' for test in tests):,}. CPU times include processes that a test waited for. The"
-        f" {SLOWEST} slowest tests, with their set-up and teardown:\n\n"
+        f"`make test` ran {_words(every_push)}, `make test-all` {_words(everything)}. CPU times include processes that"
+        f" a test waited for. The {SLOWEST} slowest tests of `make test-all`, with their set-up and teardown:\n\n"
         f"{table(['test', 'make', 'wall s', 'CPU s', 'sets up, s'], rows)}"
     )
+
+
+def _words(suite: ElementTree.Element) -> str:
+    return f"{int(suite.attrib['tests']):,} tests in {float(suite.attrib['time']):.0f} s"
 
 
 def _test(case: ElementTree.Element) -> Duration:
