@@ -106,6 +106,12 @@ WRONG: list[tuple[Callable[[], None], str, str]] = [
 ]
 
 
+@pytest.mark.parametrize("command", ["culprits", "whatif"])
+def test_a_command_for_one_job_says_how_it_reads_a_store(folder: Path, command: str) -> None:
+    a_store()
+    assert f"type `tracekit {command} --store jobs.store`" in run(command, "jobs.store").message
+
+
 def test_a_file_that_is_no_trace_is_named_with_the_command_that_fits(folder: Path) -> None:
     for make, name, words in WRONG:
         make()

@@ -113,8 +113,12 @@ class NoTasks:
 
 def test_a_study_reads_a_cloud_and_what_is_gone_there_is_a_row(jobs: Path, tmp_path: Path, cloud: str) -> None:
     upload(jobs, f"{cloud}://others/week")
-    found = find_sources([f"{cloud}://others"])
     system, _ = located(f"{cloud}://others")
+    with system.open_output_stream("others/week/meta.yaml") as layout:
+        layout.write(b"dp_size: 2\n")
+    assert {source.layout for source in find_sources([f"{cloud}://others"])} == {f"{cloud}://others/week/meta.yaml"}
+    system.delete_file("others/week/meta.yaml")
+    found = find_sources([f"{cloud}://others"])
     system.delete_file("others/week/healthy.parquet")
     summary = run_study(Study(tmp_path / "study"), found, Here())
     assert (len(found), summary.failed) == (8, {"unreadable": 1})
