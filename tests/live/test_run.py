@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 from unittest import mock
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -21,7 +23,7 @@ from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.live.incident_words import advice
 from tracekit.live.run import LiveRun
-from tracekit.store import WindowPart
+from tracekit.store import Store, WindowPart
 from tracekit.store.care import prune
 
 
@@ -392,6 +394,26 @@ def test_a_full_disk_delays_windows_and_loses_none(tmp_path: Path, written: Writ
     assert failed.startswith("a window cannot be stored: ")
     assert again == "windows are stored again"
     assert (beside.windows(), beside.run.queue.lost) == ([(1, 10), (11, 20)], 0)
+
+
+def test_a_window_that_cannot_be_stored_is_tried_again_after_delays_that_double(
+    tmp_path: Path, written: WrittenRun, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(tmp_path, clock)
+    beside.look()
+    began_s, tried_s = clock[0], list[float]()
+
+    def full(*_: object, **__: object) -> NoReturn:
+        tried_s.append(clock[0] - began_s)
+        raise StoreError("no space")
+
+    monkeypatch.setattr(Store, "append", full)
+    written.run(range(1, 11))
+    for _ in range(300):
+        beside.look(1)
+    delays_s = np.diff(tried_s)
+    assert delays_s[:6].tolist() == [1, 2, 4, 8, 16, 32]
+    assert set(delays_s[6:]) == {60}
 
 
 def test_segments_that_are_stored_are_removed_and_forgotten_where_asked(

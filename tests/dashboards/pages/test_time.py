@@ -191,6 +191,7 @@ def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step()
         ("incident", 2000.0, 3000.0),
     ]
     assert [href for (href,) in bars["customdata"]] == ["/3/None", "/2/7"]
+    assert list(bars["marker"]["color"]) == [LIGHT.dimmed, LIGHT.slow[3]]
     assert (axis["type"], axis["autorange"]) == ("category", "reversed")
 
 
