@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tracekit.base.errors import extra
+from tracekit.base.errors import FormatError, extra
 from tracekit.base.text import encodable, listed, nearest, printable
 
 if TYPE_CHECKING:
@@ -181,6 +181,13 @@ def elsewhere(path: Path) -> str:
     if is_address(path):
         meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
     return f"no such file or folder{meant}"
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> FormatError:
+    """The error for a file that could not be opened or read; of one that does not exist, what to type instead."""
+    if isinstance(error, FileNotFoundError):
+        return FormatError(f"{shown(Path(path))}: {elsewhere(Path(path))}")
+    return FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions")
 
 
 def absolute(place: Path) -> Path:
