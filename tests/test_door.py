@@ -181,6 +181,7 @@ READERS = (
     *("whatif X", "rl X", "experts X --ranks 8 --replicas 64", "optimize X", "optimize --model X", "culprits X"),
     *("store export X --out o.parquet", "import X", "compare X slow.parquet", "gate slow.parquet --baseline X"),
     *("fleet report X", "fleet culprits X", "whatif slow.parquet --unprofiled X", "dashboard --study X"),
+    *("whatif slow.parquet --gpu X", "whatif slow.parquet --gpu H200 --gpu-from X"),
 )
 #: Commands that read a store or something else.
 READERS_OF_STORES = ("X", "open X", "dashboard X", "bill X", "hang X", "watch X", "store list X", "store check X")

@@ -139,7 +139,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         (["prose"], "no line is as verl"),
         (["one.log", "two.log"], "one.log and two.log have the same steps: two runs"),
         (["requests.jsonl"], "0 whole steps; needs 3"),
-        (["nowhere"], "cannot be read"),
+        (["nowhere"], "no such file"),
         ([good, "--what-if", "magic"], "none of staleness=K"),
         ([good, "--what-if", "split=1:1"], "needs --gpus"),
         ([good, "--gpus", "8"], "expected the GPUs of both roles"),

@@ -68,6 +68,8 @@ class SignificanceThresholds(Struct, frozen=True):
     #: Cut in two, evenly spread values keep this share of their variance around the two means; others that are alike,
     #: more. Statistic.
     split: float = 0.25
+    #: The same, cut in three. Statistic.
+    split_in_three: float = 1 / 9
     #: A group of members this large is a kind of its own: this many at least ... Definition.
     fewest_of_kind: int = 2
     #: ... and this share. Chosen.
@@ -455,8 +457,8 @@ def sigma_of_kinds(level: Floats) -> float:
 def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
 
-    Of two peers, one is as fast as the other is slow; of more, none is far below. If both are slow in turn, no step is
-    usual: one level is above 0, and the other one below.
+    Of two peers, one is as fast as the other is slow; of more, none is far below. If both are slow in turn, few steps
+    or none are usual.
     """
     values = np.where(np.isfinite(series), series, 0.0)
     steps = values.shape[1]
@@ -466,26 +468,41 @@ def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     far = max(SIGNIFICANCE.spreads * float(np.median(sigma)), SIGNIFICANCE.outstanding)
     if peers != 2:
         return values > far, np.zeros(values.shape, np.bool_)
-    beyond = np.where(_take_turns(values), 0.0, far)[:, None]
+    turns = _turns(values)
+    beyond = np.where(np.isnan(turns), far, turns)[:, None]
     return values > beyond, values < -beyond
 
 
-def _take_turns(values: Floats) -> Bools:
-    """Mask of members that are slower than their only peer in some steps and faster in all others, [members].
+def _turns(values: Floats) -> Floats:
+    """The distance from 0 beyond which a member is slower than its only peer in some steps and faster in others,
+    [members]; nan if they are not slow in turn.
 
-    Both levels are half as far from 0 as one level is from another that stands out, and chance makes them in
-    `SIGNIFICANCE.false_kinds` of cases. A speed that wanders lies between such levels most of the time.
+    Both are alike in the steps between, if there are any. Levels are as far from each other as one that stands out, and
+    chance makes them in `SIGNIFICANCE.false_kinds` of cases. A speed that wanders is between such levels most of the
+    time.
     """
-    above, steps = values > 0, values.shape[1]
-    slower, faster = (median(np.where(side, values, np.nan), (1,)) for side in (above, ~above))
-    beyond = values - np.where(above, slower[:, None], faster[:, None])
-    apart = np.minimum(slower, -faster)
+    steps = values.shape[1]
+    ordered = np.take_along_axis(values, np.abs(values).argsort(axis=1), axis=1)
+    # How many steps, those nearest to 0, are between: each number is tried.
+    between = np.arange(steps)
+    explained = (ordered.cumsum(axis=1) - ordered) ** 2 / np.maximum(between, 1)
+    for side in (ordered > 0, ordered <= 0):
+        total, count = (each[:, ::-1].cumsum(axis=1)[:, ::-1] for each in (ordered * side, side))
+        explained += total**2 / np.maximum(count, 1)
+    within = np.maximum(((ordered**2).sum(axis=1, keepdims=True) - explained) / steps, NOTHING)
+    split = np.where(between > 0, SIGNIFICANCE.split_in_three, SIGNIFICANCE.split)
+    nats = steps / 2 * np.log(np.maximum(split * values.var(axis=1, keepdims=True) / within, NOTHING))
+    best = nats.argmax(axis=1)[:, None]
+    cut = np.where(best > 0, np.take_along_axis(np.abs(ordered), np.maximum(best - 1, 0), axis=1), 0.0)
+    parts = [values > cut, values < -cut, np.abs(values) <= cut]
+    slower, faster, alike = (median(np.where(part, values, np.nan), (1,)) for part in parts)
+    usual = np.where(best[:, 0] > 0, alike, 0.0)
+    beyond = values - np.select(parts, [level[:, None] for level in (slower, faster, usual)])
     sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
-    clear = apart > np.maximum(SIGNIFICANCE.spreads / 2 * sigma, SIGNIFICANCE.outstanding)
-    within = np.maximum((beyond**2).mean(axis=1), NOTHING)
-    nats = steps / 2 * np.log(np.maximum(SIGNIFICANCE.split * values.var(axis=1) / within, NOTHING))
-    fewest = np.minimum(above.sum(axis=1), (~above).sum(axis=1)) >= SIGNIFICANCE.fewest_turns
-    return np.asarray(fewest & clear & (nats >= -math.log(SIGNIFICANCE.false_kinds)))
+    apart = np.minimum(slower - usual, usual - faster)
+    clear = apart > np.maximum(SIGNIFICANCE.spreads / np.where(best[:, 0] > 0, 1, 2) * sigma, SIGNIFICANCE.outstanding)
+    fewest = np.minimum(parts[0].sum(axis=1), parts[1].sum(axis=1)) >= SIGNIFICANCE.fewest_turns
+    return np.where(fewest & clear & (nats.max(axis=1) >= -math.log(SIGNIFICANCE.false_kinds)), cut[:, 0], np.nan)
 
 
 def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> tuple[Floats, Floats, int]:

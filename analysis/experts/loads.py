@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.errors import FormatError, SelectionError
+from tracekit.base.paths import unreadable
 from tracekit.base.text import quoted
 from tracekit.report.questions import PlacedLayer, Placement
 
@@ -47,9 +48,7 @@ class Loads(Struct, frozen=True, eq=False):
                 raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; keep the steps of the recording")
             lines = path.read_bytes().splitlines()
         except OSError as error:
-            raise FormatError(
-                f"{path}: cannot be read: {error.strerror or error}; check path and permissions"
-            ) from None
+            raise unreadable(path, error) from None
         by_layer: dict[tuple[int, int], Sequence[float]] = {}
         experts = 0
         for number, line in enumerate(lines, 1):

@@ -17,6 +17,7 @@ from msgspec import Struct
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.statistics import student_beyond
 from tracekit.base.errors import FormatError
+from tracekit.base.paths import unreadable
 from tracekit.report.questions import ConfidenceInterval, RunLine, RunOfMicrobatches, StepLine
 from tracekit.trace.compute_order import Schedule
 
@@ -47,7 +48,7 @@ def content_of(path: Path) -> bytes:
             raise FormatError(f"{path}: expected a file of at most {_LARGEST_FILE >> 20} MiB")
         return path.read_bytes()
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+        raise unreadable(path, error) from None
 
 
 class Layer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 from tracekit.base.errors import FormatError
+from tracekit.base.paths import unreadable
 from tracekit.trace.model import TimeUnit
 
 
@@ -25,7 +26,7 @@ def read_whole(path: Path, most: int, fewer: str) -> bytes:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # before OSError, which BadGzipFile is too
         raise FormatError(f"{path}: its gzip stream is damaged ({error}); copy it again") from None
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+        raise unreadable(path, error) from None
     if len(content) > most:
         raise FormatError(f"{path}: unpacks to more than {most >> 20} MiB; {fewer}")
     return content

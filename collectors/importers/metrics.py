@@ -27,6 +27,7 @@ from polars._typing import PolarsDataType
 from tracekit.analysis.metrics.samples import COLUMNS, FLEET, MetricSource, TimeSpan, is_counter, short_host
 from tracekit.base.errors import FormatError
 from tracekit.base.http import OPENER
+from tracekit.base.paths import unreadable
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import short
 
@@ -51,7 +52,7 @@ def open_metrics(text: str) -> MetricSource:
         with open(path, "rb") as file:
             start = file.read(64)
     except OSError as error:
-        raise FormatError(f"{short(text)}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(text, error) from None
     if not start.strip():
         raise FormatError(f"{short(text)}: empty; expected samples of metrics")
     if start.startswith(_PARQUET):

@@ -13,6 +13,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.base.errors import FormatError
+from tracekit.base.paths import unreadable
 from tracekit.base.text import listed, ranks_text
 from tracekit.collectors.importers.flight_recorder import MOST_RANKS
 from tracekit.collectors.importers.sniff import is_hang_text
@@ -42,7 +43,7 @@ def _text(file: Path) -> str | None:
             opened.seek(max(0, opened.seek(0, 2) - _MOST_BYTES))
             content = opened.read()
     except OSError as error:
-        raise FormatError(f"{file}: cannot be read: {error.strerror or error}; check path and permissions") from None
+        raise unreadable(file, error) from None
     return content.decode(errors="replace") if is_hang_text(content) else None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from tracekit.base.errors import FormatError, LayoutError
+from tracekit.base.paths import unreadable
 from tracekit.trace.canonical import Trace, columns_of_file, trace_of_file
 from tracekit.trace.model import LARGEST_SIZE, Layout, TimeUnit, is_size
 from tracekit.trace.schema import NULLABLE
@@ -111,7 +112,7 @@ def read_mapping(path: str | os.PathLike[str], example: str) -> dict[str, Any]:
             )
         content = yaml.load(text.decode("utf-8"), _Plain)  # noqa: S506 - a safe loader
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+        raise unreadable(path, error) from None
     except RecursionError:
         raise FormatError(f"{path}: nested too deeply; expected lines such as `{example}`") from None
     except (yaml.YAMLError, ValueError) as error:  # ValueError: impossible bytes, dates and numbers

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from tracekit.base.errors import FormatError
-from tracekit.base.paths import Look
+from tracekit.base.paths import Look, unreadable
 from tracekit.base.text import listed, quoted, short
 from tracekit.collectors.importers.rl_frameworks import (
     CHECKPOINT,
@@ -139,7 +139,7 @@ def _content(path: Path) -> bytes:
                 raise FormatError(f"{path}: larger than {_LARGEST_FILE >> 30} GiB; give fewer steps")
             content = beginning + file.read()
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+        raise unreadable(path, error) from None
     content = _whole_lines(content.removeprefix(codecs.BOM_UTF8))
     if not content or content.isspace():
         raise FormatError(f"{path}: an empty file; give the log of a run that has trained for a few steps")

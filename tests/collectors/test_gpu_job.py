@@ -30,6 +30,12 @@ def job(runs):
     return runs["gpu"]
 
 
+def clock_error_s(collected):
+    """By how much a duration may be off whose ends the GPU's clock gave, as the trace says."""
+    clocks = collected.trace.metadata["device_clock"]["ranks"].values()
+    return 2 * max(clock["uncertainty_ns"] for clock in clocks) / 1e9 + MARK_S
+
+
 def shortest(collected, kind):
     """The shortest op of a kind, and what its kernels take: they fill it, unless the host kept the GPU waiting.
 
@@ -37,9 +43,7 @@ def shortest(collected, kind):
     host is; each end of an op is as exact as the trace says that it is.
     """
     found = collected.trace.ops.filter(collected.trace.ops["kind"] == str(kind))["duration"].min()
-    clocks = collected.trace.metadata["device_clock"]["ranks"].values()
-    uncertainty_s = max(clock["uncertainty_ns"] for clock in clocks) / 1e9
-    return found, pytest.approx(KERNELS_S[kind] / (1 + DRIFT), abs=2 * uncertainty_s + MARK_S)
+    return found, pytest.approx(KERNELS_S[kind] / (1 + DRIFT), abs=clock_error_s(collected))
 
 
 def test_ops_last_as_long_as_their_kernels_whenever_they_were_launched(job):
@@ -76,12 +80,14 @@ def test_the_metadata_says_which_clock_was_used_and_how_well_it_was_known(job):
     assert fit["readings"] >= 2
 
 
-def test_host_work_counts_only_where_the_gpu_had_nothing_left_to_do(job):
-    """Both collections took 10 ms; the one that the GPU did not wait for is counted and takes no time."""
+def test_each_collection_of_garbage_keeps_the_gpu_waiting_or_is_counted_as_hidden(job):
+    """Both take 10 ms. The GPU has nothing to do during the second, behind the optimizer of step 7. It has work during
+    the first, behind step 5, unless the host is so busy that it comes late.
+    """
     pauses = job.trace.ops.filter(job.trace.ops["kind"] == str(OpKind.GC))
-    assert pauses["step"].to_list() == [8]  # it ran behind the optimizer of step 7
-    assert pauses["duration"].item() >= 10 * MS
-    assert job.trace.metadata["device_clock"]["hidden"] == {"gc": 1}
+    assert pauses["step"].to_list()[-1] == 8
+    assert pauses.height + job.trace.metadata["device_clock"]["hidden"].get("gc", 0) == 2
+    assert pauses["duration"].to_list()[-1] >= 10 * MS - clock_error_s(job)
 
 
 def test_the_metadata_names_the_gpu_and_how_it_fared(job):

@@ -25,16 +25,16 @@ CLOUDS = ("s3", "gs", *(["az"] if AZURITE else []))
 
 
 @contextmanager
-def serving(cloud: str, *, throttling: bool = False) -> Iterator[dict[str, str]]:
+def serving(cloud: str, refused: Callable[[int], bool] | None = None) -> Iterator[dict[str, str]]:
     """A server of a cloud, by the scheme of its addresses; the environment in which it is that cloud.
 
-    `throttling`: S3 answers every third request with SlowDown.
+    `refused`: whether S3 answers the request of that number, from 0 on, with SlowDown.
     """
     if cloud == "az":
         with _azurite() as environment:
             yield environment
         return
-    server, environment = _s3(throttling=throttling) if cloud == "s3" else _google()
+    server, environment = _s3(refused) if cloud == "s3" else _google()
     threading.Thread(target=server.serve_forever, args=(POLL_S,), daemon=True).start()
     try:
         yield environment
@@ -43,7 +43,7 @@ def serving(cloud: str, *, throttling: bool = False) -> Iterator[dict[str, str]]
         server.server_close()
 
 
-def _s3(*, throttling: bool) -> tuple[socketserver.BaseServer, dict[str, str]]:
+def _s3(refused: Callable[[int], bool] | None) -> tuple[socketserver.BaseServer, dict[str, str]]:
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -51,7 +51,7 @@ def _s3(*, throttling: bool) -> tuple[socketserver.BaseServer, dict[str, str]]:
     numbers = itertools.count()
 
     def throttled(environment: dict[str, object], start: Application) -> object:
-        if throttling and next(numbers) % 3 == 2:
+        if refused is not None and refused(next(numbers)):
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
         return whole(environment, start)

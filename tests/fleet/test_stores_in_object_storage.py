@@ -14,6 +14,7 @@ from tests.handmade import command, run, run_process
 from tests.reports import hang_with
 from tests.test_store_windows import window
 from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.paths import has_bucket
 from tracekit.fleet.sources import find_sources
 from tracekit.store import Incoming, Store
 from tracekit.store import folder as store_folder
@@ -52,6 +53,10 @@ def test_everything_reads_as_in_the_folder(folder: Store, address: str) -> None:
     assert there.hangs("live") == folder.hangs("live")
     with pytest.raises(NotStoredError, match=rf"^{address}: no job 'life'; did you mean 'live'\?"):
         there.load("life")
+
+
+def test_storage_that_is_busy_at_first_is_asked_again(busy_s3: str) -> None:
+    assert not has_bucket(f"{busy_s3}://absent/live")
 
 
 @pytest.mark.parametrize(

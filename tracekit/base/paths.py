@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tracekit.base.errors import extra
+from tracekit.base.errors import FormatError, extra
 from tracekit.base.text import encodable, listed, nearest, printable
 
 if TYPE_CHECKING:
@@ -34,10 +34,14 @@ _GZIP = b"\x1f\x8b"
 _VARIABLES = {"s3": "AWS_*", "gs": "GOOGLE_APPLICATION_CREDENTIALS", "az": "AZURE_STORAGE_*"}
 #: How addresses in object storage begin.
 ADDRESSES = tuple(f"{scheme}://" for scheme in _VARIABLES)
-#: Retry a request to S3 that was throttled or failed this many times, doubling the delay; to Google, this long.
+#: Try a request to S3 that is throttled or fails this many times, doubling the delay; to Google, this long.
 _ATTEMPTS, _RETRYING = 8, timedelta(seconds=30)
 #: Wait for an answer at most this long, retries included, seconds: alone, Azure's client waits for four minutes.
 _ANSWERS_S = 90.0
+#: The same until it is clear that storage is there. Python's end waits for requests to S3, hence few attempts.
+_FIRST_ATTEMPTS, _FIRST_RETRYING, _FIRST_ANSWER_S = 3, timedelta(seconds=3), 10.0
+#: What the clients for S3, Google and Azure say if nothing is there to answer.
+_UNREACHED = ("NETWORK_CONNECTION", "CURL error", "Fail to get a new connection")
 _CHUNK = 1 << 20
 
 _Answer = TypeVar("_Answer")
@@ -183,6 +187,13 @@ def elsewhere(path: Path) -> str:
     return f"no such file or folder{meant}"
 
 
+def unreadable(path: str | os.PathLike[str], error: OSError) -> FormatError:
+    """The error for a file that could not be opened or read; of one that does not exist, what to type instead."""
+    if isinstance(error, FileNotFoundError):
+        return FormatError(f"{shown(Path(path))}: {elsewhere(Path(path))}")
+    return FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions")
+
+
 def absolute(place: Path) -> Path:
     """The same place from any working directory."""
     return place if object_url(place) is not None else place.absolute()
@@ -195,7 +206,7 @@ def located(url: str) -> tuple[FileSystem, str]:
 
 
 @cache
-def _filesystem(scheme: str) -> FileSystem:
+def _filesystem(scheme: str, attempts: int = _ATTEMPTS, retrying: timedelta = _RETRYING) -> FileSystem:
     with extra("storage", f"{scheme}://"):
         from pyarrow import fs
 
@@ -203,12 +214,12 @@ def _filesystem(scheme: str) -> FileSystem:
     if scheme == "s3":
         return fs.S3FileSystem(
             endpoint_override=variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL"),
-            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=attempts),
         )
     if scheme == "gs":
         host, protocol = _endpoint("STORAGE_EMULATOR_HOST")
         return fs.GcsFileSystem(
-            anonymous=host is not None, endpoint_override=host, scheme=protocol, retry_time_limit=_RETRYING
+            anonymous=host is not None, endpoint_override=host, scheme=protocol, retry_time_limit=retrying
         )
     account, key = variable("AZURE_STORAGE_ACCOUNT"), variable("AZURE_STORAGE_KEY")
     if not account:
@@ -238,7 +249,24 @@ def _endpoint(variable: str) -> tuple[str | None, str | None]:
     return (rest.partition("/")[0], protocol or "http") if rest else (None, None)
 
 
-def _answer(request: Callable[[], _Answer]) -> _Answer:
+def _asked(url: str, request: Callable[[FileSystem, str], _Answer]) -> _Answer:
+    """What a request for few bytes returns, of the storage and place of an address.
+
+    Raises OSError; in about 10 s if nothing is there to answer. Storage that is busy is asked again, patiently.
+    """
+    scheme, _, place = url.partition("://")
+    system = _filesystem(scheme, _FIRST_ATTEMPTS, _FIRST_RETRYING)
+    try:
+        return _answer(lambda: request(system, place), _FIRST_ANSWER_S)
+    except (FileNotFoundError, TimeoutError):
+        raise
+    except OSError as error:
+        if any(words in str(error) for words in _UNREACHED):
+            raise
+    return _answer(lambda: request(_filesystem(scheme), place), _ANSWERS_S)
+
+
+def _answer(request: Callable[[], _Answer], most_s: float) -> _Answer:
     """What a request returns. Raises OSError, also if there is no answer in time; Ctrl-C ends the wait."""
     answer = Future[_Answer]()
 
@@ -250,20 +278,18 @@ def _answer(request: Callable[[], _Answer]) -> _Answer:
 
     threading.Thread(target=ask, daemon=True).start()
     with suppress(TimeoutError):
-        return answer.result(_ANSWERS_S)
-    raise OSError(f"no answer for {_ANSWERS_S:.0f} s")
+        return answer.result(most_s)
+    raise TimeoutError(f"no answer for {most_s:.0f} s")
 
 
 def objects_below(url: str) -> dict[str, FileInfo]:
     """The object at that address, or all objects below it, by address. Raises OSError."""
-    system, place = located(url)
-    from pyarrow import fs
-
-    place = place.rstrip("/")
-
-    infos = [_answer(lambda: system.get_file_info(place))]
+    infos = [_asked(url, lambda system, place: system.get_file_info(place.rstrip("/")))]
     if not infos[0].is_file:
-        infos = system.get_file_info(fs.FileSelector(place, recursive=True, allow_not_found=True))
+        from pyarrow import fs
+
+        system, place = located(url)
+        infos = system.get_file_info(fs.FileSelector(place.rstrip("/"), recursive=True, allow_not_found=True))
     scheme = url.partition("://")[0]
     return {f"{scheme}://{info.path}": info for info in infos if info.is_file}
 
@@ -271,20 +297,19 @@ def objects_below(url: str) -> dict[str, FileInfo]:
 def fetch(url: str, path: Path) -> None:
     """Download an object to a file. Raises OSError; FileNotFoundError if there is no such object."""
     system, place = located(url)
-    with _answer(lambda: system.open_input_stream(place)) as reading, open(path, "wb") as writing:
+    with _answer(lambda: system.open_input_stream(place), _ANSWERS_S) as reading, open(path, "wb") as writing:
         shutil.copyfileobj(reading, writing, _CHUNK)
 
 
 def has_bucket(url: str) -> bool:
     """Whether the bucket of an address exists. Raises OSError."""
-    system, place = located(url)
-    return bool(_answer(lambda: system.get_file_info(place.partition("/")[0])).type.name != "NotFound")
+    info = _asked(url, lambda system, place: system.get_file_info(place.partition("/")[0]))
+    return bool(info.type.name != "NotFound")
 
 
 def tag(url: str) -> str:
     """A tag that changes with the content of an object. Raises OSError; FileNotFoundError if there is none."""
-    system, place = located(url)
-    with _answer(lambda: system.open_input_stream(place)) as reading:
+    with _asked(url, lambda system, place: system.open_input_stream(place)) as reading:
         described: dict[str, bytes] = {name.lower(): value for name, value in reading.metadata().items()}
     return (described.get("etag") or described["last-modified"]).decode()
 

@@ -22,6 +22,7 @@ import polars as pl
 
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import FormatError, LayoutError, SelectionError, TraceError, TracekitError, extra
+from tracekit.base.paths import unreadable
 from tracekit.base.text import encodable, quoted, short
 from tracekit.trace.facts import (
     COLLECT,
@@ -149,7 +150,7 @@ def _parquet(path: str | os.PathLike[str], read: Any) -> Any:
         with open(path, "rb") as file:
             return read(file)
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check path and permissions") from None
+        raise unreadable(path, error) from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:  # damage inside makes polars panic
         reason = str(error).splitlines()[0]
         raise FormatError(

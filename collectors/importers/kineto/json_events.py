@@ -23,7 +23,7 @@ from isal import isal_zlib
 
 from tracekit.base.errors import FormatError
 from tracekit.base.limits import files_below
-from tracekit.base.paths import Look, quoted, unpacked
+from tracekit.base.paths import Look, quoted, unpacked, unreadable
 from tracekit.base.text import listed
 from tracekit.collectors.importers.kineto._events import scan_events
 from tracekit.collectors.importers.sniff import SQLITE
@@ -171,8 +171,7 @@ class EventStream:
             with self.path.open("rb") as raw:
                 yield from self._batches(raw)
         except OSError as error:
-            reason = error.strerror or error
-            raise FormatError(f"{self.path}: cannot be read: {reason}; check path and permissions") from None
+            raise unreadable(self.path, error) from None
 
     def header(self) -> dict[str, Any]:
         """Return the header around the events; empty if it is damaged."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tracekit.base.errors import FormatError
+from tracekit.base.paths import unreadable
 from tracekit.collectors.importers.kineto.event_columns import NO_ID, CollectiveArgs, Ints, Table, rows_of
 
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
@@ -88,7 +89,7 @@ def opened(path: Path) -> Iterator[Export]:
         why = error if isinstance(error, sqlite3.Error) else "a column of numbers holds something else"
         raise FormatError(f"{path}: damaged ({why}); copy it again, or {_AGAIN}") from None
     except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}; check the path") from None
+        raise unreadable(path, error) from None
 
 
 def columns(rows: Iterable[tuple[int, ...]], names: Sequence[str]) -> dict[str, Ints]:

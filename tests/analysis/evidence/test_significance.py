@@ -82,6 +82,19 @@ class TestWhen:
         assert found.on.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
         assert found.level == pytest.approx([0.3, 0.3], abs=0.005)
 
+    def test_of_two_peers_that_are_slow_in_turn_with_pauses_between_each_is_slow_in_its_steps(self):
+        """Levels of 0.3, -0.3 and 0, within each of which seven steps scatter evenly by up to 0.03. Half of the steps,
+        11, reach from one level to the next; 0.3 is 10 sigma of the scatter within (a median of 0.02 from its level).
+        The two longest of the seven count as the third, so that tails of noise make no level: 0.03 and 0.02 as 0.01.
+        """
+        scatter, steps = np.tile(np.linspace(-0.03, 0.03, 7), (3, 1)), np.arange(21)
+        scatter = np.random.default_rng(4).permuted(scatter, axis=1).T.ravel()
+        series = (np.choose(steps % 3, (0.3, -0.3, 0.0)) + scatter)[None]
+        found = episodes_of(np.concatenate([series, -series]), 2)
+        assert found.significant(SMALLEST).tolist() == [True, True]
+        assert found.on.tolist() == [(steps % 3 == 0).tolist(), (steps % 3 == 1).tolist()]
+        assert found.level == pytest.approx([0.3 - 0.03 / 7] * 2)
+
     def test_of_two_peers_that_come_close_to_each_other_between_turns_both_wander(self):
         series = 0.3 * np.sin(2 * np.pi * (np.arange(40) + 0.5) / 40)[None]
         assert not episodes_of(np.concatenate([series, -series]), 2).significant(SMALLEST).any()

@@ -147,7 +147,7 @@ def test_a_recording_without_shapes_is_answered_and_says_so(tmp_path):
 
 REFUSED = {
     "no such file, and no known GPU": ["--gpu", "Abacus"],
-    "cannot be read": ["--gpu", "missing.passport"],
+    "missing.passport: no such file or folder": ["--gpu", "missing.passport"],
     "not a passport": ["--gpu", "other.parquet"],
     "the trace does not name its GPU": ["--gpu", "H200"],
     "name another one with --gpu": ["--gpu-from", "H200"],

@@ -400,7 +400,8 @@ def test_a_pattern_that_cannot_be_meant_is_an_error():
         ("attention=(", "'\\(' is not a regular expression: unclosed group"),
         (r"attention=(a)\1", "is not a regular expression: backreferences are not supported"),
         ("attention=(a{1000}){1000}", "is not a regular expression: Compiled regex exceeds size limit"),
-        ("nowhere.yaml", "nowhere.yaml: cannot be read: No such file"),
+        ("nowhere.yaml", "nowhere.yaml: no such file or folder"),
+        ("gs://bucket/classes.yaml", "gs://bucket/classes.yaml: in object storage: "),
     ):
         with case(stated), pytest.raises((SelectionError, FormatError), match=message):
             kernel_classes([stated])

@@ -261,7 +261,8 @@ def test_files_that_are_no_metrics_are_one_line(tmp_path: Path) -> None:
     FRAME.drop("metric").write_parquet(tmp_path / "file")
     with pytest.raises(FormatError, match="no column 'metric'"):
         open_metrics(str(tmp_path / "file"))
-    assert "No such file" in run("metrics", "doctor", tmp_path / "absent").err
+    assert "absent: no such file or folder" in run("metrics", "doctor", tmp_path / "absent").err
+    assert "gs://bucket/samples: in object storage: " in run("metrics", "doctor", "gs://bucket/samples").err
     os.mkfifo(tmp_path / "pipe")
     assert "neither a file nor a folder" in run("metrics", "doctor", tmp_path / "pipe").err
 

@@ -327,7 +327,7 @@ def test_what_is_no_log_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert name in str(raised.value) or name == "neither"
         assert words in str(raised.value)
     assert not Path("unpickled").exists()
-    with pytest.raises(FormatError, match="nowhere: cannot be read"):
+    with pytest.raises(FormatError, match="nowhere: no such file"):
         read_rl([Path("nowhere")])
     Path("verl").write_text("step:1 - timing_s/step:9.0\n")
     with pytest.raises(FormatError, match="logs of trajectories, verl; give the files of one run"):
