@@ -86,7 +86,7 @@ def slowdown_scale(theme: Theme) -> dict[str, Any]:
     """
     edges = [bound / _END for bound in (0, *LOST_LEVELS, _END)]
     colours = theme.slow[: len(LOST_LEVELS) + 1]
-    stops = [(edge, colour) for at, colour in enumerate(colours) for edge in edges[at : at + 2]]
+    stops = [(edge, colour) for index, colour in enumerate(colours) for edge in edges[index : index + 2]]
     bar = {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0, "tickvals": LOST_LEVELS}
     return {"zmin": 0, "zmax": _END, "colorscale": stops, "colorbar": bar}
 
@@ -110,6 +110,6 @@ def ink_on(colour: str) -> str:
 
 
 def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[position : position + 2], 16) / 255 for position in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -211,7 +211,7 @@ def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
 
 def run_kind(run: RunVerdict) -> LossKind:
     """The kind of loss that cost a run most; balanced if no cause stands out in any window."""
-    return next((one.kind for one in run.alarming if one.kind), LossKind.BALANCED)
+    return next((cause.kind for cause in run.alarming if cause.kind), LossKind.BALANCED)
 
 
 def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:

@@ -40,12 +40,12 @@ def fleet_page(figures: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFra
 def _curves(curves: pl.DataFrame) -> str:
     lines = [("waste_jobs", "bar", "of jobs"), ("waste_hours", "pick", "of GPU-hours")]
     values = [curves[column].to_list() for column, _, _ in lines]
-    low = min(min(one) for one in values)
+    low = min(min(curve) for curve in values)
     high = max(low + 1e-9, *map(max, values))
     drawn = "".join(
         f'<polyline fill="none" stroke="var(--{colour})" stroke-width="2" points="'
-        f'{_points(one, curves["quantile"].to_list(), low, high)}"/>'
-        for one, (_, colour, _) in zip(values, lines, strict=True)
+        f'{_points(curve, curves["quantile"].to_list(), low, high)}"/>'
+        for curve, (_, colour, _) in zip(values, lines, strict=True)
     )
     legend = "".join(
         f'<span><i style="background: var(--{colour})"></i>share {words}</span>' for _, colour, words in lines

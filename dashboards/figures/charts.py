@@ -392,7 +392,7 @@ def axis(names: Sequence[Any] | npt.NDArray[Any], most: int, *, down: bool = Fal
     ends = [-0.5, len(names) - 0.5]
     return {
         "tickvals": ticks,
-        "ticktext": [str(names[at]) for at in ticks],
+        "ticktext": [str(names[index]) for index in ticks],
         "range": ends[::-1] if down else ends,
         "zeroline": False,
         **more,

@@ -107,9 +107,9 @@ class StreamOps(StepOps):
         ops = table["seq"].to_numpy()
         return table.select(
             rank="dp_rank",
-            on=pl.Series([self.lanes[one] for one in self.lane[ops]], dtype=pl.String),
+            on=pl.Series([self.lanes[lane] for lane in self.lane[ops]], dtype=pl.String),
             kind=self.frame["kind"].gather(ops),
-            op=pl.Series([self.names[one] for one in self.name[ops]], dtype=pl.String),
+            op=pl.Series([self.names[number] for number in self.name[ops]], dtype=pl.String),
             seq="seq",
             start_s="start_s",
             duration_s="duration_s",
@@ -141,7 +141,7 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
     whats = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
     frame = trace.ops.filter(step=step) if "step" in trace.ops.columns else trace.ops
     columns = {name: pl.lit(None, pl.String).alias(name) for name in ("kind", "stream", "name")}
-    frame = frame.with_columns(one for name, one in columns.items() if name not in frame.columns)
+    frame = frame.with_columns(values for name, values in columns.items() if name not in frame.columns)
     frame = frame.filter(pl.col("stream").is_not_null() | ~pl.col("stream").is_not_null().any())
     frame = frame.with_columns(pl.col("kind").cast(pl.String).fill_null("op")).sort("rank", "start")
     lane, lanes = _numbered(frame["stream"].cast(pl.String).fill_null(frame["kind"]))
@@ -168,11 +168,13 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
         lane=lane,
         lanes=lanes,
         name=name.astype(np.int32),
-        names=tuple(cut(printable(one), _LONGEST) for one in names),
-        level=np.array([_level(one, at, rl=bool(rl)) for at, one in enumerate(kinds)], np.int64)[kind],
+        names=tuple(cut(printable(op_name), _LONGEST) for op_name in names),
+        level=np.array([_level(kind_name, index, rl=bool(rl)) for index, kind_name in enumerate(kinds)], np.int64)[
+            kind
+        ],
         frame=frame,
-        whats=tuple(cut(printable(one), _LONGEST) for one in whats),
-        roles=("phases", *(cut(printable(one), _LONGEST) for one in engines)) if rl else (),
+        whats=tuple(cut(printable(text), _LONGEST) for text in whats),
+        roles=("phases", *(cut(printable(engine), _LONGEST) for engine in engines)) if rl else (),
     )
 
 

@@ -150,7 +150,7 @@ class Plots:
         ops = step_ops(replay)
         path = path_spans(replay, ops, Replay.RECORDED)
         shown, row = np.unique(path.worker, return_inverse=True)
-        names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
+        names = [self._name(Worker(int(ops.dp_rank[index]), int(ops.pp_rank[index]))) for index in shown]
         return self._titled(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:

@@ -63,7 +63,7 @@ class Bars:
 
 def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
     """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
-    of_each = np.array([count(ops, wanted[at : at + 1], _lines(ops)) for at in range(len(wanted))])
+    of_each = np.array([count(ops, wanted[index : index + 1], _lines(ops)) for index in range(len(wanted))])
     fitting = int((np.cumsum(of_each) <= MOST_BARS).sum())
     return np.sort(wanted[: max(fitting, 1)])
 
@@ -122,7 +122,7 @@ def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
     row, line = np.divmod(track, len(lines))
     lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]
     duration, wait = shown.duration.astype(np.float64), shown.wait.astype(np.float64)
-    named = [f"{lines[at].replay}: {KINDS[code]}" for at, code in zip(line, shown.kind, strict=True)]
+    named = [f"{lines[index].replay}: {KINDS[code]}" for index, code in zip(line, shown.kind, strict=True)]
     text = [
         f"{name}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms"
         + (f", {waited * 1e3:,.2f} ms of it waiting" if waited > 0 else "")
@@ -139,7 +139,7 @@ def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
         start=np.concatenate([shown.start[waits], shown.start + wait]),
         duration=np.concatenate([wait[waits], own]),
         ratio=np.concatenate([nobody, shown.ratio.astype(np.float64)]),
-        text=[*(text[at] for at in waits.tolist()), *text],
+        text=[*(text[index] for index in waits.tolist()), *text],
     )
 
 
@@ -166,7 +166,7 @@ def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
             offset=bars.offset[bars_of_class],
             width=bars.height[bars_of_class],
             marker={"color": colour, "line": {"width": 0}},
-            text=[bars.text[at] for at in bars_of_class.tolist()],
+            text=[bars.text[index] for index in bars_of_class.tolist()],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
             name=name,

@@ -247,7 +247,7 @@ def sparkline(slowdown: Floats, width: int) -> str:
     Also accepts step times, as multiples of the usual one.
     """
     size = -(-len(slowdown) // width)
-    peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
+    peaks = [float(slowdown[first : first + size].max()) for first in range(0, len(slowdown), size)]
     low = min(peaks)
     high = max(*peaks, low + 0.05)
     return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)

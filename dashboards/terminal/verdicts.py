@@ -63,7 +63,7 @@ def _side(name: str, side: Side) -> Text:
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
     shown: list[tuple[str, str | None]] = [
-        (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
+        (name if index == 0 else "", cause) for index, cause in enumerate(causes[:_MOST_CAUSES])
     ]
     if len(causes) > _MOST_CAUSES:
         shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))

@@ -242,7 +242,7 @@ class Contained:
     # ---- descriptors
 
     def _names(self, name: str, is_kind: Callable[[int], bool]) -> list[str]:
-        return sorted(entry for entry, found in self._statuses(name).items() if is_kind(found.st_mode))
+        return sorted(entry for entry, status in self._statuses(name).items() if is_kind(status.st_mode))
 
     @contextmanager
     def _opened(self, name: str, flags: int) -> Iterator[int]:

@@ -129,16 +129,16 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     axis = axis_of(rows, list(map(_length_s, rows, costs_of_rows)))
     parts = zip(rows, (json.loads(row["metadata"]) for row in rows), costs_of_rows, axis.stretches, strict=True)
     windows = [BilledWindow(*each) for each in parts]
-    attempts = [list(some) for _, some in groupby(windows, lambda window: window.metadata.get("attempt"))]
+    attempts = [list(group) for _, group in groupby(windows, lambda window: window.metadata.get("attempt"))]
     teams = (team_of(window.metadata) for window in windows)
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
     ledger.notes += [f"{short(job)}: {note}" for note in axis.notes]
     failed = first["ending"] not in (None, _SUCCESS)
-    resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
+    resumed, at_s = resumed_at([attempt[0].row["first_step"] for attempt in attempts]), 0.0
     losses = list[BilledLoss]()
     for number, of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
-        last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
+        last = max((position for position, window in enumerate(of_attempt) if window.saves), default=-1)
         for place, window in enumerate(of_attempt):
             row, stretch = window.row, window.stretch
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
@@ -150,7 +150,7 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
             again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
             if resumed[number] is None and cut_off and place >= last:
                 again = 1.0
-                if place == last or not (window.whole and any(one.saves for one in windows)):
+                if place == last or not (window.whole and any(other.saves for other in windows)):
                     to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
             losses += _book(ledger, window, gpus, to, again)
     ledger.notes += _reasons(job, windows)
@@ -368,7 +368,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
     """One cause at one place, oldest loss first. Its times are those of its first and its last slow step."""
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
-    lost_s, shown = sum(map(_lost_s, billed)), {one.number for one in billed}
+    lost_s, shown = sum(map(_lost_s, billed)), {attempt.number for attempt in billed}
     return RunCause(
         kind=first.loss.kind,
         cause=first.loss.cause,
@@ -376,7 +376,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         hosts=first.loss.hosts,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=sum(_lost_s(one) * one.gpus for one in billed) / 3600,
+        gpu_hours_lost=sum(_lost_s(attempt) * attempt.gpus for attempt in billed) / 3600,
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
         since=first.loss.since,
@@ -386,7 +386,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         clear_windows=account.judged_between(first.number, last.number) - len(shown),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
-        redone_s=sum(one.redone_s for one in billed),
+        redone_s=sum(attempt.redone_s for attempt in billed),
     )
 
 

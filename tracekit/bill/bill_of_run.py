@@ -88,8 +88,8 @@ def bill_of_run(directory: Path) -> Bill:
     if launchers and not killed:
         ledger.notes.append("the run has not ended: its bill ends with its last record")
     failed = killed or (ending is not None and ending.failed)
-    saves = any(one.kept_until_ns is not None for one in billed)
-    firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in billed]
+    saves = any(attempt.kept_until_ns is not None for attempt in billed)
+    firsts = [int(attempt.steps["step"][0]) if attempt.steps.height else None for attempt in billed]
     page = _Page(ledger, origin_ns, saves)
     unread_claim: Claim = (BillPart.UNKNOWN, "an attempt that cannot be read", ALL)
     begin: Claim = (BillPart.START, "before the first process", ALL)
@@ -197,7 +197,7 @@ def _read(
 ) -> _Attempt:
     reference, _, records = records_on_one_clock(recording, clocks)
     host, clock_ns = str(reference["host"]), epoch_ns(reference)
-    processes = [one.facts["process"][0] for one in recording.ranks.values()]
+    processes = [rank.facts["process"][0] for rank in recording.ranks.values()]
     begins_ns = min(int(process["monotonic_ns"]) for process in processes if process["host"] == host)
     ends_ns = max([begins_ns, *records["end_ns"].top_k(1)])
     if before is not None:

@@ -68,7 +68,7 @@ class Bill(Struct, frozen=True):
         )
         if "part" in keys:
             order = pl.col("part").replace_strict(
-                {str(part): at for at, part in enumerate(BillPart)}, return_dtype=pl.Int8
+                {str(part): position for position, part in enumerate(BillPart)}, return_dtype=pl.Int8
             )
             return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
         return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])

@@ -116,15 +116,15 @@ def _show(standing: Standing) -> None:
 
 
 def _summary(done: RunSummary, out: Path) -> list[str]:
-    analysed = sum(one.rule is None and not one.reused for one in done.outcomes)
-    copies = sum(one.reused for one in done.outcomes)
+    analysed = sum(outcome.rule is None and not outcome.reused for outcome in done.outcomes)
+    copies = sum(outcome.reused for outcome in done.outcomes)
     total = (
         f"{counted(done.sources, 'source')}: {analysed:,} analysed, {done.unchanged:,} unchanged,"
         f" {copies:,} known by content"
     )
     lines = [total]
     for rule, count in sorted(done.failed.items()):
-        reasons = Counter(one.reason or "" for one in done.outcomes if one.rule == rule)
+        reasons = Counter(outcome.reason or "" for outcome in done.outcomes if outcome.rule == rule)
         lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
     lines += _left_out(out, done.failed)
     return [*lines, f"Next: {command('fleet', 'report', out)}"]
@@ -152,7 +152,7 @@ def _write_timings(path: Path, done: RunSummary) -> None:
     from tracekit.base.atomic_write import write_text
     from tracekit.report.tables import csv_kind, safe_csv
 
-    columns = {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}
+    columns = {name: [getattr(outcome, name) for outcome in done.outcomes] for name in _TIMINGS}
     table = pl.DataFrame(columns, schema_overrides={"rule": pl.String})
     write_text(path, safe_csv(table), csv_kind(_OF_TIMINGS, _TIMINGS))
 
@@ -253,5 +253,5 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
         from tracekit.dashboards.terminal.fleet_screen import print_fleet_comparison
 
         print_fleet_comparison(comparison, console())
-    worse = any(one.direction is ChangeDirection.WORSE for one in comparison.changes)
+    worse = any(change.direction is ChangeDirection.WORSE for change in comparison.changes)
     return ExitCode.CONDITION if fail_on_worse and worse else ExitCode.DONE

@@ -93,7 +93,7 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     if named is None:
         named = _job(path, job).report.accused
     nodes = nodes_of(named.culprits, trusted=named.trustworthy)
-    culprits = [asdict(one) for one in named.culprits]
+    culprits = [asdict(culprit) for culprit in named.culprits]
     return {"trust": named.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
 
 

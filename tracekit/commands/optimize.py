@@ -163,7 +163,7 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
         return
     click.echo(_headline(layers, tokens, ranks))
     for layer in layers:
-        homes = [" ".join(str(expert) for expert, at in layer.placement if at == rank) for rank in range(ranks)]
+        homes = [" ".join(str(expert) for expert, home in layer.placement if home == rank) for rank in range(ranks)]
         click.echo(f"layer {layer.layer}: the heaviest rank gets {layer.max_over_mean:.3f} times the mean")
         click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
     asked = command("whatif", "TRACE", "--expert-loads", loads, "--rebalance", f"replicas={replicas}")

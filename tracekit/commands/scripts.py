@@ -258,7 +258,7 @@ def gate_command(
 
 def _named(baseline: str, run: JobArguments) -> JobArguments:
     """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
-    colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
+    colons = [position for position, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:
         if is_a(Content.STORE, Path(baseline[:colon])):
             return JobArguments(store=Path(baseline[:colon]), job=baseline[colon + 1 :])

@@ -85,7 +85,7 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
     lost, places = list[PlacedLoss](), _places(report)
     for kind, lost_s in losses_s.items():
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        of_kind = [(at, cause) for at, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        of_kind = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
         named_s = sum(_cost_s(cause) for _, cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         named = []
@@ -107,7 +107,7 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
     """Ranks, hosts and first step of each finding that costs time, by its place among them: as the answer says."""
     leading = report.leading_finding
-    priced = [(at, cause) for at, cause in enumerate(report.findings) if cause.priced]
+    priced = [(position, cause) for position, cause in enumerate(report.findings) if cause.priced]
     priced.sort(key=lambda finding: finding[1] is not leading)
     return {
         at: (account.ranks, account.hosts, account.first_step)

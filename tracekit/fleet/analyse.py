@@ -174,9 +174,9 @@ def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) ->
         "exclusions",
         {
             "job": [digest] * len(left_out),
-            "rule": [str(one.rule) for one in left_out],
-            "scope": [one.scope for one in left_out],
-            "reason": [encodable(one.reason) for one in left_out],
+            "rule": [str(exclusion.rule) for exclusion in left_out],
+            "scope": [exclusion.scope for exclusion in left_out],
+            "reason": [encodable(exclusion.reason) for exclusion in left_out],
             "analysis": [analysis] * len(left_out),
         },
     )

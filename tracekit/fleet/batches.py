@@ -185,7 +185,7 @@ class _Whole:
                 _save(folder / "answers", self.answers)
                 results = self._round(folder, batches)
                 self.seen = self.seen or [result.seen for result in results if result.seen is not None]
-                if error := next((one.part for one in results if isinstance(one.part, TracekitError)), None):
+                if error := next((result.part for result in results if isinstance(result.part, TracekitError)), None):
                     self._leave_out_cut(error)
                     return None
                 asked = {result.asked for result in results}
@@ -201,7 +201,7 @@ class _Whole:
                 self.answers.append(answer)
 
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
-        most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in some) for some in batches]
+        most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in batch) for batch in batches]
         unfinished = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):
             for outcome in self.executor.run(list(unfinished.values()), alone=attempt > 0):
@@ -314,7 +314,7 @@ def _spread(steps: Mapping[int, int], most: int) -> list[int]:
     """Evenly spread steps that have about so many ops, at least one of them. `steps`: the ops of each."""
     numbers = list(steps)
     count = min(len(numbers), max(1, most * len(numbers) // sum(steps.values())))
-    return [numbers[at] for at in np.linspace(0, len(numbers) - 1, count).round().astype(int).tolist()]
+    return [numbers[position] for position in np.linspace(0, len(numbers) - 1, count).round().astype(int).tolist()]
 
 
 def _load(path: Path) -> Any:

@@ -28,7 +28,7 @@ from tracekit.report.tables import plain
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 #: Quantiles of a curve.
-CURVE = tuple((at + 1) / 200 for at in range(200))
+CURVE = tuple((index + 1) / 200 for index in range(200))
 MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
 #: A job has a cause if the cause costs it at least this share of the step.
@@ -132,7 +132,7 @@ def figures_of(study: Study) -> FleetFigures:
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
     columns += [of_jobs(jobs, fixes.filter(kind=kind), "gpu_hours") for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
-    jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
+    jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, column] for column in range(5))
     return FleetFigures(
         sources=sources.height + study.read("exclusions", ["job"])["job"].null_count(),
         contents=sources["job"].n_unique(),
@@ -167,7 +167,7 @@ def of_jobs(jobs: pl.DataFrame, rows: pl.DataFrame, column: str) -> Floats:
 
 def _left_out(study: Study) -> Sequence[JobsLeftOut]:
     """Every rule with the jobs that it leaves out; a job counts as first under its first rule."""
-    order = {str(rule): at for at, rule in enumerate(Rule)}
+    order = {str(rule): index for index, rule in enumerate(Rule)}
     rows = study.read("exclusions").with_columns(
         who=pl.coalesce("job", "source"), order=pl.col("rule").replace_strict(order, return_dtype=pl.Int64)
     )
@@ -179,7 +179,7 @@ def _left_out(study: Study) -> Sequence[JobsLeftOut]:
         rules.append(
             JobsLeftOut(Rule(rule), scope, jobs, int((first == number).sum()) if scope == EVERYWHERE else jobs)
         )
-    return [one for one in rules if one.jobs]
+    return [rule for rule in rules if rule.jobs]
 
 
 def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
@@ -216,7 +216,7 @@ def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     names = [f"up to {SIZES[0]:,}", *(f"{low + 1:,} to {high:,}" for low, high in pairwise(SIZES)),
              f"above {SIZES[-1]:,}"]  # fmt: skip
     size = pl.Series(names)[ends.search_sorted(jobs["gpus"].cast(pl.Float64), side="left")]
-    order = {name: at for at, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     sizes = grouped(jobs.with_columns(size=size), pl.col("size")).sort(pl.col("group").replace_strict(order))
     timed = jobs.filter(pl.col("started_at").is_not_null())
     week = pl.from_epoch((pl.col("started_at") // _WEEK_S * _WEEK_S).cast(pl.Int64)).dt.strftime("%Y-%m-%d")

@@ -97,7 +97,7 @@ class Study:
         """Every table file with its size and time, which changes whenever a table does."""
         names = [_name(table, part) for table in TABLES for part in PARTS]
         status = {name: self.contained.status(name) for name in names}
-        return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status.items() if found is not None)
+        return tuple((name, file.st_size, file.st_mtime_ns) for name, file in status.items() if file is not None)
 
     def table(self, name: str) -> pl.LazyFrame:
         """A table, lazily; without rows if nothing is there yet."""
@@ -228,7 +228,7 @@ class Study:
             of_part = {digest: name for digest, name in results.items() if digest[0] == part}
             if of_part or any(digest[0] == part for digest in dropped):
                 left_out += self._fold_part(part, of_part, wanted)
-        left_out.append(_failures([one for url, one in failed.items() if url not in now]))
+        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in now]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
         )
@@ -296,10 +296,10 @@ def _first_source(now: Mapping[str, str]) -> dict[str, str]:
 
 def _failures(outcomes: list[TaskOutcome]) -> pl.DataFrame:
     columns = {
-        "source": [one.url for one in outcomes],
-        "rule": [one.rule for one in outcomes],
+        "source": [outcome.url for outcome in outcomes],
+        "rule": [outcome.rule for outcome in outcomes],
         "scope": [EVERYWHERE] * len(outcomes),
-        "reason": [one.reason for one in outcomes],
+        "reason": [outcome.reason for outcome in outcomes],
     }
     return frame("exclusions", columns)
 
@@ -332,7 +332,7 @@ class RunSummary:
     @property
     def failed(self) -> Counter[str]:
         """The number of sources without a lasting result, by rule."""
-        return Counter(one.rule for one in self.outcomes if one.rule is not None)
+        return Counter(outcome.rule for outcome in self.outcomes if outcome.rule is not None)
 
 
 @cache
@@ -360,7 +360,7 @@ def run_study(
         seen, done = study.seen(), study.analysed(analysis)
         todo = [source for source in sources if not _is_done(source, seen, done)]
         outcomes = _analyse(study, todo, executor, analysis, progress)
-        failed = {one.url: one for one in outcomes if one.rule is not None}
+        failed = {outcome.url: outcome for outcome in outcomes if outcome.rule is not None}
         if outcomes or study.unfinished:
             study.fold(analysis, failed, {source.url for source in todo})
     return RunSummary(len(sources), len(sources) - len(todo), outcomes)

@@ -116,7 +116,7 @@ def _side(study: Study, seed: int) -> _Side:
     return _Side(
         jobs.height,
         {
-            figure: (np.array([of.sum(), to.sum()]), sums[:, 2 * at : 2 * at + 2])
-            for at, (figure, (of, to)) in enumerate(columns.items())
+            figure: (np.array([of.sum(), to.sum()]), sums[:, 2 * index : 2 * index + 2])
+            for index, (figure, (of, to)) in enumerate(columns.items())
         },
     )

@@ -87,13 +87,13 @@ def _causes(figures: FleetFigures) -> Table:
 def _fixes(figures: FleetFigures) -> Table:
     rows = [
         (
-            _fix(one),
-            "a cause" if one.for_causes else "-",
-            f"{one.jobs:,}",
-            _saved(one),
-            between(one.share),
+            _fix(fix),
+            "a cause" if fix.for_causes else "-",
+            f"{fix.jobs:,}",
+            _saved(fix),
+            between(fix.share),
         )
-        for one in figures.fixes
+        for fix in figures.fixes
     ]
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
     note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
@@ -103,13 +103,13 @@ def _fixes(figures: FleetFigures) -> Table:
 def _applied(figures: FleetFigures) -> Table:
     rows = [
         (
-            one.title,
-            f"{short(one.before)}, then {short(one.after)}",
-            with_error(one.expected_s, one.error_s),
-            seconds(one.got_s),
-            three_digits(one.got_gpu_hours_per_day),
+            fix.title,
+            f"{short(fix.before)}, then {short(fix.after)}",
+            with_error(fix.expected_s, fix.error_s),
+            seconds(fix.got_s),
+            three_digits(fix.got_gpu_hours_per_day),
         )
-        for one in figures.applied
+        for fix in figures.applied
     ]
     heads = ("Fix", "jobs", "expected", "got", "GPU-hours a day")
     note = "What each was expected to save a step, and what the run with it saves, as tracekit compare --fix noted it."
@@ -125,7 +125,7 @@ def _saved(fix: FixOfFleet) -> str:
 
 
 def _examples(figures: FleetFigures) -> Table:
-    rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in figures.fixes]
+    rows = [(_fix(fix), f"{short(fix.example_job)}: {fix.example}") for fix in figures.fixes]
     return Table("Where each of these fixes gives back most", ("Fix", "job"), tuple(rows))
 
 
@@ -178,15 +178,23 @@ def _paper(figures: FleetFigures) -> Table:
         return _percent(value) if unit == SHARE else f"{value:.2f}"
 
     rows = [
-        (one.name, f"{cell(one.paper, one.unit)} ({one.status})", cell(one.ours, one.unit), f"{one.jobs:,}")
-        for one in figures.paper
+        (
+            figure.name,
+            f"{cell(figure.paper, figure.unit)} ({figure.status})",
+            cell(figure.ours, figure.unit),
+            f"{figure.jobs:,}",
+        )
+        for figure in figures.paper
     ]
     heads = ("", "the paper", "ours", "our jobs")
     return Table("Our fleet beside the paper's", heads, tuple(rows), f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
 
 
 def _left_out(figures: FleetFigures) -> Table:
-    rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in figures.left_out]
+    rows = [
+        (str(exclusion.rule), exclusion.scope, f"{exclusion.jobs:,}", f"{exclusion.first:,}")
+        for exclusion in figures.left_out
+    ]
     return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), tuple(rows))
 
 

@@ -260,7 +260,7 @@ class Scrapes:
 
     def _patience(self, since: float, now: float) -> float:
         """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
-        due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
+        due = [self.last[job] + INTERVALS * max(gaps) for job, gaps in self.gaps.items() if self.last[job] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)
 
 

@@ -348,15 +348,19 @@ class DeliveryLog:
         last, after = self._noted()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
-            after = max((one.incident_id for one in incidents), default=0)
+            after = max((incident.incident_id for incident in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [one for one in incidents if one.closed_at is None and last.get(one.incident_id) != "opened"]
+        opened = [
+            incident
+            for incident in incidents
+            if incident.closed_at is None and last.get(incident.incident_id) != "opened"
+        ]
         closed = [
-            one
-            for one in incidents
-            if one.closed_at is not None
-            and (one.incident_id > after or one.incident_id in last)
-            and last.get(one.incident_id) != "closed"
+            incident
+            for incident in incidents
+            if incident.closed_at is not None
+            and (incident.incident_id > after or incident.incident_id in last)
+            and last.get(incident.incident_id) != "closed"
         ]
         return opened[::-1], closed[::-1]
 

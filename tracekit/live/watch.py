@@ -119,7 +119,9 @@ class Watch:
 
     def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:
         now = time.time()
-        return [one for one in incidents if muted_until(self.store.handled(one.incident_id), now) is None]
+        return [
+            incident for incident in incidents if muted_until(self.store.handled(incident.incident_id), now) is None
+        ]
 
 
 def lines(changes: Changes) -> Iterator[str]:
@@ -203,16 +205,21 @@ class StoreChanges:
             # Not all of them: a job that is watched for weeks has many closed ones.
             incidents = catalogue.live.incidents(self._job, after=self._last, numbers=self._open)
         new = [
-            one
-            for one in incidents
-            if one.incident_id > self._last or (one.closed_at is None and one.incident_id not in self._open)
+            incident
+            for incident in incidents
+            if incident.incident_id > self._last
+            or (incident.closed_at is None and incident.incident_id not in self._open)
         ]
-        incident_ids = self._open | {one.incident_id for one in new}
-        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in incident_ids]
+        incident_ids = self._open | {incident.incident_id for incident in new}
+        closed = [
+            incident
+            for incident in incidents
+            if incident.closed_at is not None and incident.incident_id in incident_ids
+        ]
         changes = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
         self._state, self._newest, self._begun = state, newest, True
-        self._open = {one.incident_id for one in incidents if one.closed_at is None}
-        self._last = max([self._last, *(one.incident_id for one in incidents)])
+        self._open = {incident.incident_id for incident in incidents if incident.closed_at is None}
+        self._last = max([self._last, *(incident.incident_id for incident in incidents)])
         return changes
 
 

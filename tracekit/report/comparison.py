@@ -213,7 +213,7 @@ class ComparedOutput(CompareOutput, frozen=True, kw_only=True):
 
 def in_all(fixes: Sequence[AppliedFix]) -> str:
     """What several fixes gave back together."""
-    expected, got = (sum(getattr(one, f"{name}_gpu_hours_per_day") for one in fixes) for name in ("expected", "got"))
+    expected, got = (sum(getattr(fix, f"{name}_gpu_hours_per_day") for fix in fixes) for name in ("expected", "got"))
     many = "1 fix" if len(fixes) == 1 else f"{len(fixes):,} fixes"
     return f"{many} gave back {three_digits(got)} of {three_digits(expected)} GPU-hours a day expected"
 

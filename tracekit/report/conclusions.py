@@ -463,4 +463,4 @@ class RunVerdict(Struct, frozen=True):
     @property
     def alarming(self) -> tuple[RunCause, ...]:
         """The causes to tell a person about, worst first: those that cost enough of a window to be its headline."""
-        return tuple(one for one in self.causes if one.kind and one.worst_share >= SMALLEST_ALARMING_SHARE)
+        return tuple(cause for cause in self.causes if cause.kind and cause.worst_share >= SMALLEST_ALARMING_SHARE)

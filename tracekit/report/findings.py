@@ -98,7 +98,9 @@ class Findings(Struct, frozen=True, dict=True):
     def with_code(self, rank: int, words: str) -> Findings:
         """The findings, with the line of code of what slows a rank down (`CauseInWords.code`)."""
         answer = self.report.answer
-        accounts = tuple(replace(one, code=words) if rank in one.ranks else one for one in answer.accounts)
+        accounts = tuple(
+            replace(account, code=words) if rank in account.ranks else account for account in answer.accounts
+        )
         return replace(self, report=replace(self.report, answer=replace(answer, accounts=accounts)))
 
     def hosts(self) -> list[str]:

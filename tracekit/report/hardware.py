@@ -218,16 +218,16 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
     """
     findings_of_gpu = [
         GpuFinding(
-            **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
-            share=one.spent.seconds / (times.recording_s or 1.0),
-            saves_s=one.saved_s if one.priced else None,
-            saves_step_s=one.saves_step_s,
-            action=one.suggested_fix,
+            **{name: getattr(finding.spent, name) for name in Spent.__struct_fields__},
+            share=finding.spent.seconds / (times.recording_s or 1.0),
+            saves_s=finding.saved_s if finding.priced else None,
+            saves_step_s=finding.saves_step_s,
+            action=finding.suggested_fix,
         )
-        for one in findings
-        if one.spent is not None
+        for finding in findings
+        if finding.spent is not None
     ]
-    saves = {one.names: one.saves_s for one in findings_of_gpu if one.reason == IdleReason.SYNCHRONISE}
+    saves = {finding.names: finding.saves_s for finding in findings_of_gpu if finding.reason == IdleReason.SYNCHRONISE}
     synchronisations = tuple(
         replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
         for row in times.synchronisations
@@ -250,8 +250,8 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
         return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f}%", *more)
 
     def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
-        named = [one for one in names if one.name][:most]
-        return [row(indent + code_name(one.name).strip("`"), one.seconds) for one in named]
+        named = [entry for entry in names if entry.name][:most]
+        return [row(indent + code_name(entry.name).strip("`"), entry.seconds) for entry in named]
 
     idle = []
     for reason in times.idle_by_reason:
@@ -262,19 +262,24 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
     unseen_s = first.seconds - sum(first.by_reason.values())
     if before and unseen_s > 0:
         before.append(row("launched, but not begun", unseen_s))
-    ops = [row(one.name, one.seconds, f"{one.gpu_ops:,}") for one in times.ops[:_MOST_ROWS]]
+    ops = [row(op.name, op.seconds, f"{op.gpu_ops:,}") for op in times.ops[:_MOST_ROWS]]
     waits = [
         row(
-            f"{one.call} in {one.op}" if one.op else one.call,
-            one.blocked_s,
-            f"{one.count:,}",
-            seconds(one.idle_after_s),
+            f"{call.call} in {call.op}" if call.op else call.call,
+            call.blocked_s,
+            f"{call.count:,}",
+            seconds(call.idle_after_s),
         )
-        for one in times.synchronisations[:_MOST_ROWS]
+        for call in times.synchronisations[:_MOST_ROWS]
     ]
     copies = [
-        row(one.kind + ", pageable" * one.pageable, one.seconds, f"{one.count:,}", f"{one.bytes:,}")
-        for one in times.transfers
+        row(
+            transfer.kind + ", pageable" * transfer.pageable,
+            transfer.seconds,
+            f"{transfer.count:,}",
+            f"{transfer.bytes:,}",
+        )
+        for transfer in times.transfers
     ]
     for title, heads, rows in (
         ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),

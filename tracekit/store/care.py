@@ -274,7 +274,7 @@ def prune(
         lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
         windows = writer.catalogue.windows()
         size = sum(file.bytes for window in windows for file in window.files.values())
-        for window in (one for one in windows if WindowPart.OPS in one.files):
+        for window in (window for window in windows if WindowPart.OPS in window.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue

@@ -144,10 +144,10 @@ def followed(
     """
     if not report.judged:
         return tuple(before)
-    going_on = [one for one in before if one.closed_at is None]
+    going_on = [incident for incident in before if incident.closed_at is None]
     after = [_gone_on(incident, number, report, ended_at, moved_at) for incident in going_on]
-    new = [sighting for sighting in report.alarming if not any(one.shows_in(sighting) for one in going_on)]
-    for incident in (one for one in before if one.closed_at is not None):
+    new = [sighting for sighting in report.alarming if not any(incident.shows_in(sighting) for incident in going_on)]
+    for incident in (incident for incident in before if incident.closed_at is not None):
         again = [sighting for sighting in new if incident.shows_in(sighting)]
         new = [sighting for sighting in new if sighting not in again]
         after.append(_seen(incident, number, again) if again else replace(incident, clear=incident.clear + 1))
@@ -172,7 +172,11 @@ def _gone_on(
     if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
         over = moved_at is not None and moved_at > incident.opened_at
         return replace(incident, closed_at=ended_at, closed_window=number) if over else incident
-    seen = [one for one in report.answer.accounts if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
+    seen = [
+        account
+        for account in report.answer.accounts
+        if incident.shows_in(account) and account.share >= SMALLEST_LASTING_SHARE
+    ]
     if seen:
         return _seen(incident, number, seen)
     clear = incident.clear + 1
@@ -237,7 +241,7 @@ def read_changes(store: Path, incident: int) -> tuple[IncidentChange, ...]:
 
 def read_applied(store: Path) -> tuple[AppliedFix, ...]:
     """The fixes that were applied, oldest first; of the same fix between the same jobs, the last that was noted."""
-    return tuple({(one.before, one.after, one.title): one for one in _read(store, FIXES, AppliedFix)}.values())
+    return tuple({(fix.before, fix.after, fix.title): fix for fix in _read(store, FIXES, AppliedFix)}.values())
 
 
 def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:

@@ -265,7 +265,7 @@ class LiveTables:
         numbers = self.connection.execute(_UNSETTLED, {"name": name, "clear": CLEAR_WINDOWS}).fetchall()
         last = 1 << 30  # none is new
         incidents = self.incidents(name, after=last, numbers=[number for (number,) in numbers])
-        return tuple(one for one in incidents if not one.settled)
+        return tuple(incident for incident in incidents if not incident.settled)
 
     def is_watched(self, name: str) -> bool:
         """Whether a job is or was cut into windows, even if it has none."""
@@ -370,7 +370,7 @@ class LiveTables:
             rows["costs"].append(each.key | _costs(findings.report, each.item.trace.step_starts))
             costliest = sorted(answer.accounts, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
             rows["culprits"] += [
-                each.key | {column: getattr(one, column) for column in _OF_CULPRITS} for one in costliest
+                each.key | {column: getattr(culprit, column) for column in _OF_CULPRITS} for culprit in costliest
             ]
         for table, of_table in rows.items():
             insert(self.connection, table, *of_table)

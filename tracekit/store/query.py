@@ -197,7 +197,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     connection.execute(
         "CREATE TABLE stored.paths AS"
         ' SELECT unnest($paths) AS filename, unnest($jobs) AS job, unnest($numbers) AS "window"',
-        {"paths": paths, "jobs": [one.job for one in windows], "numbers": [one.number for one in windows]},
+        {"paths": paths, "jobs": [window.job for window in windows], "numbers": [window.number for window in windows]},
     )
     quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     try:

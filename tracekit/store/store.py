@@ -164,7 +164,7 @@ class Store:
         for a text that is too long.
         """
         with self.reading() as catalogue:
-            if not any(one.incident_id == incident for one in catalogue.live.incidents()):
+            if not any(row.incident_id == incident for row in catalogue.live.incidents()):
                 raise NotStoredError(f"{self.name}: no incident {incident}; `tracekit store incidents` lists them")
         with self._folder_to_write():
             write_change(self.path, incident, change)
@@ -205,7 +205,9 @@ class Store:
             return name
         names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:
-            return next(one for one in names if not (catalogue.holds(one) or catalogue.live.is_watched(one)))
+            return next(
+                unused for unused in names if not (catalogue.holds(unused) or catalogue.live.is_watched(unused))
+            )
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:

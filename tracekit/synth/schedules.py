@@ -116,7 +116,7 @@ class _Planner:
         """The computes of a stage with their recvs and sends; returns the indices of the computes."""
         forward = _Direction(OpKind.FORWARD_RECV, OpKind.FORWARD_SEND)
         backward = _Direction(OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND)
-        first_backward = next(at for at, compute in enumerate(order) if not compute.forward)
+        first_backward = next(position for position, compute in enumerate(order) if not compute.forward)
         computes: list[int] = []
         open_chunks = set(range(self.layout.vpp))
         for index, compute in enumerate(order):
@@ -168,10 +168,12 @@ class _Planner:
     def add_tail(self, stage: int, order: Sequence[Compute], computes: list[int], *, overlap_dp: bool) -> None:
         """Gradient reduction, clipping and the optimizer."""
         collectives = self.layout.has_dp_collectives
-        last_backward = {compute.chunk: computes[at] for at, compute in enumerate(order) if not compute.forward}
+        last_backward = {
+            compute.chunk: computes[position] for position, compute in enumerate(order) if not compute.forward
+        }
         in_order = sorted(last_backward, key=lambda chunk: last_backward[chunk])
         reduced: tuple[int, ...] = tuple(
-            at for at, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage
+            number for number, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage
         )[-1:]
         if collectives and overlap_dp:
             for chunk in in_order:
@@ -205,12 +207,12 @@ class _Planner:
                 groups += zip(sent, received, strict=True)
                 for sending, receiving in zip(sent, received, strict=True):
                     self.ops[receiving] = replace(self.ops[receiving], draw_key=self.ops[sending].draw_key)
-        grouped = {at for group in groups for at in group}
-        return groups + [(at,) for at in range(len(self.ops)) if at not in grouped]
+        grouped = {number for group in groups for number in group}
+        return groups + [(number,) for number in range(len(self.ops)) if number not in grouped]
 
 
 def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
     """The groups in an order in which each comes after everything that it waits for."""
-    group_of = {at: group for group in groups for at in group}
-    waits = {group: {group_of[before] for at in group for before in ops[at].waits_for} for group in groups}
+    group_of = {number: group for group in groups for number in group}
+    waits = {group: {group_of[before] for number in group for before in ops[number].waits_for} for group in groups}
     return TopologicalSorter(waits).static_order()

@@ -140,7 +140,8 @@ def synthesize(spec: SynthSpec) -> Trace:
     times = _simulate(plan, shape, draws.cost, draws.delay)
     _shift_clocks(times.start, plan, shape, causes)
     step_numbers = [
-        FIRST_STEP + at // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + at % STEPS_IN_A_RUN for at in range(spec.steps)
+        FIRST_STEP + index // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + index % STEPS_IN_A_RUN
+        for index in range(spec.steps)
     ]
     ops = _frame(plan, shape, np.array(step_numbers, np.int32), times)
     ops = _without_missing(ops, shape, step_numbers, causes)
@@ -287,7 +288,7 @@ def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequen
     """Add each clock's offset to the starts that its worker recorded (in place: `start` belongs to the simulation)."""
     for cause in causes:
         if isinstance(cause, ClockOffset):
-            rows = [at for at, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
+            rows = [number for number, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
             start[rows] += np.where(shape.dp_rank_of_lane == cause.dp_rank, cause.offset_s, 0.0)
 
 
@@ -297,7 +298,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         range(len(plan.ops)),
         key=lambda number: (plan.ops[number].pp_rank, plan.ops[number].kind.code, plan.ops[number].seq),
     )
-    ops = [plan.ops[at] for at in order]
+    ops = [plan.ops[number] for number in order]
     rows, lanes = len(ops), shape.lanes
     of_op = pl.DataFrame(
         {
@@ -309,7 +310,9 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         }
     )
     dp_rank = shape.dp_rank_of_lane.astype(np.int32)
-    ranks = np.array([[shape.rank(at, op.pp_rank) for op in ops] for at in range(shape.layout.dp_ranks)], np.int32)
+    ranks = np.array(
+        [[shape.rank(replica, op.pp_rank) for op in ops] for replica in range(shape.layout.dp_ranks)], np.int32
+    )
     # One matrix at a time, transposed so that lanes follow each other.
     columns = [
         pl.Series("step", np.repeat(step_numbers[shape.step_of_lane], rows)),

@@ -394,7 +394,7 @@ class Trace:
             figures[DEVICE_CLOCK] = {}
         if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
             figures[RUN_QUEUE] = {
-                rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)
+                rank: queue_s for rank, queue_s in queued.items() if _is_rank(rank) and isinstance(queue_s, float)
             }
         if isinstance(collected := self.metadata.get("collect"), dict):
             figures["collect"] = {"nested": collected.get("nested")}

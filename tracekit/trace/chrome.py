@@ -132,11 +132,11 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
     threads = drawn.select("process", "tid", "track").unique().sort("process", "tid").iter_rows()
     placed = [
         DrawnTimeline(
-            one.name,
-            drawn.with_columns(start=pl.Series(one.start), duration=pl.Series(one.duration)),
-            one.critical_path,
+            timeline.name,
+            drawn.with_columns(start=pl.Series(timeline.start), duration=pl.Series(timeline.duration)),
+            timeline.critical_path,
         )
-        for one in timelines
+        for timeline in timelines
     ]
     return write_timelines(
         path,
@@ -174,7 +174,7 @@ def write_timelines(
     """
     starts = _step_starts(timelines)
     step_starts = {str(step): start for step, start in starts.iter_rows()}
-    other = {**header, "timelines": [one.name for one in timelines], "step_starts_us": step_starts}
+    other = {**header, "timelines": [timeline.name for timeline in timelines], "step_starts_us": step_starts}
     slices = arrows = 0
     with (
         replacing(path, TIMELINE_FILE) as temporary,
@@ -225,7 +225,7 @@ TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 def _step_starts(timelines: Sequence[DrawnTimeline]) -> pl.DataFrame:
     """Where each step begins on the common axis, microseconds: after the slowest replay of the step before."""
-    ends = pl.concat(one.slices.select("step", end=pl.col("start") + pl.col("duration")) for one in timelines)
+    ends = pl.concat(timeline.slices.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines)
     by_step = ends.group_by("step").agg(pl.col("end").max()).sort("step")
     return by_step.select("step", step_start_us=((pl.col("end") + GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
 

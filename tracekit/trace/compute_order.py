@@ -65,11 +65,11 @@ def compute_order(schedule: Schedule, layout: Layout, microbatches: int, stage: 
         case Schedule.INTERLEAVED:
             warm_up = 2 * behind + (layout.vpp - 1) * layout.pp
     warm_up = min(warm_up, total)
-    order = [_compute(at, layout, forward=True) for at in range(warm_up)]
+    order = [_compute(position, layout, forward=True) for position in range(warm_up)]
     for number in range(total - warm_up):
         order.append(_compute(warm_up + number, layout, forward=True))
         order.append(_compute(number, layout, forward=False))
-    order += [_compute(at, layout, forward=False) for at in range(total - warm_up, total)]
+    order += [_compute(position, layout, forward=False) for position in range(total - warm_up, total)]
     return tuple(order)
 
 

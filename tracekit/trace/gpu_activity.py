@@ -55,7 +55,9 @@ PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
 
 def class_of(name: str) -> KernelClass:
     """Return the class of a kernel of that name, `other` if no pattern matches: libraries rename their kernels."""
-    return next((known for known, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER)
+    return next(
+        (kernel_class for kernel_class, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER
+    )
 
 
 @cache

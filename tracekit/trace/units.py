@@ -291,18 +291,18 @@ def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
 
 def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, *, integers: bool) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
-    now = sum(one.beyond() for one in statistics)
+    now = sum(statistic.beyond() for statistic in statistics)
     alarm = ALARM_OF_INTEGERS if integers else ALARM
     if stated:
         alarm = ALARM_OF_STATED
     if now < alarm:
         return
     factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
-    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in statistics), -factor))
-    if now - sum(one.beyond(best) for one in statistics) < alarm:
+    best = min(factors, key=lambda factor: (sum(statistic.beyond(factor) for statistic in statistics), -factor))
+    if now - sum(statistic.beyond(best) for statistic in statistics) < alarm:
         return
     worst = sorted(statistics, key=lambda statistic: -statistic.beyond())[:2]
-    shown = ", ".join(str(one) for one in worst if one.beyond())
+    shown = ", ".join(str(statistic) for statistic in worst if statistic.beyond())
     raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
 
 

@@ -119,7 +119,7 @@ def read_differences(results: Results, job: str, since: float, until: float) -> 
     around = results.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
     traces = [results.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
     ops = labelled_ops(traces)
-    starts = [(at, step, start) for at, trace in enumerate(traces) for step, start in trace.step_starts.items()]
+    starts = [(index, step, start) for index, trace in enumerate(traces) for step, start in trace.step_starts.items()]
     begins = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast(
         {"trace": pl.Int32, "step": pl.Int32}
     )
@@ -299,17 +299,17 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
 
 def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
     """A row for each kind of event, with a bar for as long as it lasts."""
-    kinds = list(dict.fromkeys(one.kind for one in events))
+    kinds = list(dict.fromkeys(event.kind for event in events))
     drawn = figure(theme, height=60 + _ROW_PX * len(kinds))
     colours = {"incident": theme.slow[3], "hang": theme.slow[5]}
     drawn.add_bar(
         orientation="h",
-        base=[one.start_s * 1e3 for one in events],
-        x=[(one.end_s - one.start_s) * 1e3 for one in events],
-        y=[one.kind for one in events],
-        marker={"color": [colours.get(one.kind, theme.dimmed) for one in events]},
-        customdata=[[where(one.window, one.step)] for one in events],
-        text=[one.words for one in events],
+        base=[event.start_s * 1e3 for event in events],
+        x=[(event.end_s - event.start_s) * 1e3 for event in events],
+        y=[event.kind for event in events],
+        marker={"color": [colours.get(event.kind, theme.dimmed) for event in events]},
+        customdata=[[where(event.window, event.step)] for event in events],
+        text=[event.words for event in events],
         textposition="none",
         hovertemplate="%{y}: %{text}<extra></extra>",
     )

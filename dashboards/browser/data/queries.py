@@ -382,7 +382,7 @@ class Results:
             worker_steps.steps,
             worker_steps.dp_ranks,
             worker_steps.slowdown,
-            [(one["step"], one["dp_rank"]) for one in (coverage.dropped if coverage else ())],
+            [(step["step"], step["dp_rank"]) for step in (coverage.dropped if coverage else ())],
         )
 
     def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:

@@ -164,9 +164,9 @@ class TimelineState:
     def rows(self, ops: StepOps, workers: Ints, hosts: list[str]) -> Rows:
         """The rows of these workers, in their order. `hosts`: the host of each, empty where unknown."""
         cell = {(int(ops.dp_rank[number]), int(ops.pp_rank[number])): int(number) for number in workers}
-        entries = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
+        entries = [("", [cell[place]]) for place in _cells(self.pinned) if place in cell]
         pinned = len(entries)
-        opened = {cell[at] for at in _cells(self.opened) if at in cell}
+        opened = {cell[place] for place in _cells(self.opened) if place in cell}
         groups: dict[str, list[int]] = {}
         for number, host in zip(workers.tolist(), hosts, strict=True):
             name = f"stage {ops.pp_rank[number]}" if self.group is Grouping.STAGE else host or "host unknown"

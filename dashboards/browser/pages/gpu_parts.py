@@ -56,7 +56,7 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
         return []
     chosen = [rank, *(str(culprit.rank) for culprit in report.answer.culprits)]
     by_rank = {str(gpu.rank): gpu for gpu in every}
-    gpu = next((by_rank[one] for one in chosen if one in by_rank), min(every, key=lambda gpu: gpu.idle_s))
+    gpu = next((by_rank[number] for number in chosen if number in by_rank), min(every, key=lambda gpu: gpu.idle_s))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
         _idle(gpu, _rank_links(stored, every, gpu)),
@@ -80,10 +80,10 @@ def gpu_changes(before: Report, after: Report) -> list[Component]:
 
 def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
     links = [
-        html.B(f"rank {one.rank}", **attributes(aria_current="true"))
-        if one is shown
-        else dcc.Link(f"rank {one.rank}", href=href("/job", job=stored.name, rank=one.rank))
-        for one in every
+        html.B(f"rank {other.rank}", **attributes(aria_current="true"))
+        if other is shown
+        else dcc.Link(f"rank {other.rank}", href=href("/job", job=stored.name, rank=other.rank))
+        for other in every
     ]
     return links if len(every) > 1 else []
 
@@ -91,10 +91,13 @@ def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
     cells: list[list[Any]] = [
-        [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
+        [
+            cell if column and isinstance(cell, str) else html.Td(cell, className="what")
+            for column, cell in enumerate(row)
+        ]
         for row in rows
     ]
-    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in cells)]
+    figures = [column for column in range(1, len(heads)) if any(isinstance(row[column], str) for row in cells)]
     return row_table(heads, cells, label, figures) if cells else note("None.")
 
 
@@ -126,9 +129,9 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
     if began := sorted(gpu.idle_opened_by.items(), key=lambda opened: -opened[1]):
         notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
     rows = [
-        (_reason(one.reason), *_told(gpu, one.seconds), f"{one.gaps:,}", _longest(one.names[:MOST_NAMES]))
-        for one in gpu.idle_by_reason
-        if one.seconds >= SHORTEST_S
+        (_reason(idle.reason), *_told(gpu, idle.seconds), f"{idle.gaps:,}", _longest(idle.names[:MOST_NAMES]))
+        for idle in gpu.idle_by_reason
+        if idle.seconds >= SHORTEST_S
     ]
     title, heads = "Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest")
     tables = [_table(title, heads, rows[:MOST_REASONS])]
@@ -160,16 +163,15 @@ def _named(gpu: GpuInReport, q: str) -> Component:
     """Kernels and operators by name, and the field that filters both."""
     kernels = [
         (
-            _name(one.name),
-            html.Span(one.of_class, className="badge"),
-            f"{one.count:,}",
-            *_told(gpu, one.seconds),
+            _name(kernel.name),
+            html.Span(kernel.of_class, className="badge"),
+            f"{kernel.count:,}",
+            *_told(gpu, kernel.seconds),
         )
-        for one in gpu.kernels
+        for kernel in gpu.kernels
     ]
     operators = [
-        (_name(one.name), _name(one.module), _shapes(one), f"{one.gpu_ops:,}", *_told(gpu, one.seconds))
-        for one in gpu.ops
+        (_name(op.name), _name(op.module), _shapes(op), f"{op.gpu_ops:,}", *_told(gpu, op.seconds)) for op in gpu.ops
     ]
     search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
     said = html.Span(id="names-said", role="status")
@@ -205,11 +207,11 @@ def _call(call: Synchronisation) -> Row:
 def _copies(gpu: GpuInReport) -> Component:
     rows = [
         (
-            f"{printable(one.kind)}{', pageable' if one.pageable else ''}",
-            *(f"{getattr(one, name):,}" for name in ("count", "bytes")),
-            *(seconds(getattr(one, name)) for name in ("seconds", "exposed_s")),
+            f"{printable(transfer.kind)}{', pageable' if transfer.pageable else ''}",
+            *(f"{getattr(transfer, name):,}" for name in ("count", "bytes")),
+            *(seconds(getattr(transfer, name)) for name in ("seconds", "exposed_s")),
         )
-        for one in gpu.transfers
+        for transfer in gpu.transfers
     ]
     return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
 
@@ -242,11 +244,13 @@ def _each_step(report: Report) -> dict[str, dict[str, float]]:
     """Seconds of a step by name, under the title of their table."""
     gpu, steps = report.gpu, report.steps_in_whole
     assert gpu, "asked for reports on one GPU"
-    idle = {_reason(one.reason): one.seconds for one in gpu.idle_by_reason}
+    idle = {_reason(part.reason): part.seconds for part in gpu.idle_by_reason}
     tables = {
         "What the GPU did": {"busy": gpu.busy_s, "before its first op": gpu.before_first.seconds, **idle},
-        "Findings, and what each takes": {f"{one.name}: {_reason(one.reason)}": one.seconds for one in gpu.findings},
-        "Kernels that changed": {one.name: one.seconds for one in gpu.kernels},
+        "Findings, and what each takes": {
+            f"{finding.name}: {_reason(finding.reason)}": finding.seconds for finding in gpu.findings
+        },
+        "Kernels that changed": {kernel.name: kernel.seconds for kernel in gpu.kernels},
     }
     return {title: {name: spent / steps for name, spent in rows.items()} for title, rows in tables.items()}
 

@@ -144,11 +144,11 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
     return [
         html.Div(
             [
-                dcc.Link(short(one["job"]), href=href("/job", job=one["job"], window=one["number"])),
-                f": {', '.join(map(kind_words, one['kinds'].split(', ')))}",
+                dcc.Link(short(window["job"]), href=href("/job", job=window["job"], window=window["number"])),
+                f": {', '.join(map(kind_words, window['kinds'].split(', ')))}",
             ]
         )
-        for one in row["culprit_in"] or ()
+        for window in row["culprit_in"] or ()
     ]
 
 

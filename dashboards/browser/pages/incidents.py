@@ -57,7 +57,7 @@ def build(sort: str = "", **_: str) -> list[Component]:
     parts = [html.H1("Incidents"), panel(f"{running:,} open{cut}", table, id="incidents")]
     if over:
         cut = f", the newest {MOST_LISTED} of them" if over > MOST_LISTED else ""
-        closed = [one for one in results().incidents(most=MOST_LISTED) if one.closed_at is not None]
+        closed = [incident for incident in results().incidents(most=MOST_LISTED) if incident.closed_at is not None]
         parts.append(panel(f"{over:,} closed{cut}", incident_table(handled(closed))))
     return parts
 
@@ -82,7 +82,10 @@ class Handled:
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    return [Handled(one, results().store.handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+    return [
+        Handled(incident, results().store.handled(incident.incident_id), _lost(incident, gpus.get(incident.job)))
+        for incident in incidents
+    ]
 
 
 def _lost(incident: Incident, gpus: int | None) -> float | None:

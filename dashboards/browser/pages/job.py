@@ -121,7 +121,7 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
         if cause.spent or cause.kind in advised(report):  # time that was seen to be spent is no replay's figure
             parts += _labelled(cause, [("What to do", "suggested_fix")])
         evidence.insert(0, ("More to check", "next_check"))
-    figures = [html.Ul([html.Li(one.words) for one in cause.evidence], className="evidence")]
+    figures = [html.Ul([html.Li(remark.words) for remark in cause.evidence], className="evidence")]
     foot = [folded("Evidence", *(figures if cause.evidence else []), *_labelled(cause, evidence))]
     if costs or cause.suggested_fix:
         foot += _ways_on(stored, cause)
@@ -407,7 +407,7 @@ def open_incidents(stored: Stored) -> list[Component]:
 
 def history(stored: Stored) -> list[Component]:
     """What each of the last windows showed, and the incidents of the job that are over."""
-    incidents = [one for one in results().incidents(stored.name) if one.closed_at is not None]
+    incidents = [incident for incident in results().incidents(stored.name) if incident.closed_at is not None]
     parts = []
     if incidents:
         parts.append(panel("Closed incidents of this job", incident_table(handled(incidents), of_job=True)))

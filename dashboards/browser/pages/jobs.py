@@ -210,7 +210,7 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
 
 
 def _hanging() -> dict[str, Incident]:
-    return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
+    return {incident.job: incident for incident in results().incidents(only_open=True) if incident.cause.kind == HANG}
 
 
 def _label(kind: str) -> str | None:
@@ -234,7 +234,7 @@ def _sums(jobs: pl.DataFrame) -> Component:
 
 def _burning(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
-    burning, hanging = {one.job for one in results().incidents(only_open=True)}, _hanging()
+    burning, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging()
     most = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
     names = most.head(MOST_CARDS)["name"].to_list()
     cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
@@ -254,7 +254,7 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Co
         for words, number in (("Previous", part - 1), ("Next", part + 1))
         if 1 <= number <= parts
     ]
-    where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
+    where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([page, " "]) for page in pages)])] if parts > 1 else []
     said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
     files = html.Span(
         ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
@@ -332,7 +332,7 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
         for name, order in COLUMNS.items()
         if name in columns
     ]
-    numbers = [at for at, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
+    numbers = [index for index, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, id="jobs")
 
 

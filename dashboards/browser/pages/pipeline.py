@@ -47,7 +47,7 @@ def build(
     assert chosen is not None
     drawn, remarks = _drawn(stored.name, chosen, lane, schedule)
     table = pl.DataFrame(
-        [(one.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words) for one in drawn for bar in one.bars],
+        [(line.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words) for line in drawn for bar in line.bars],
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )

@@ -111,9 +111,11 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             )
     if life.events:
         table = pl.DataFrame(
-            [(one.kind, one.start_s, one.words) for one in life.events], ["kind", "start_s", "what"], orient="row"
+            [(event.kind, event.start_s, event.words) for event in life.events],
+            ["kind", "start_s", "what"],
+            orient="row",
         )
-        rows = [_row(one, where(one.window, one.step)) for one in life.events[-MOST_LISTED:]]
+        rows = [_row(event, where(event.window, event.step)) for event in life.events[-MOST_LISTED:]]
         drawn = shown(
             "What happened",
             happened(life.events, theme, where),

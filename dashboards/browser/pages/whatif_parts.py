@@ -91,7 +91,7 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     )
     title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
     of_causes, of_any_job = (
-        row_table(heads, some, label, (1, 2)) for some, label in ((rows[True], title), (rows[False], general))
+        row_table(heads, group, label, (1, 2)) for group, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
         title,
@@ -139,7 +139,7 @@ def losses(report: Report) -> list[Component]:
         _list("Stage or DP rank", lost, _lost(report, places)),
         _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
     ]
-    shown = [html.Div(one, className="third") for one in lists if one is not None]
+    shown = [html.Div(table, className="third") for table in lists if table is not None]
     said = note("Against the average op of the job, each by itself and without launch delays.")
     return [html.Div(shown, className="row"), said] if shown else []
 

@@ -54,7 +54,7 @@ def worker_cells(workers: WorkerMap, job: str) -> Component:
     levels = np.searchsorted(LEVELS, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
     noun = "stage " if columns <= FEW_COLUMNS else ""
-    heads = [html.Span(f"{noun}{at * pooled.column_block}", className="axis") for at in range(columns)]
+    heads = [html.Span(f"{noun}{column * pooled.column_block}", className="axis") for column in range(columns)]
     cells: list[Component] = [corner, *heads]
     for row in range(rows):
         cells.append(html.Span(str(workers.dp_ranks[row * pooled.row_block]), className="axis"))
@@ -94,7 +94,9 @@ def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
 def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
     """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
-    shown = [max(by_step[at : at + block], key=lambda row: row.recorded_s) for at in range(0, len(by_step), block)]
+    shown = [
+        max(by_step[first : first + block], key=lambda row: row.recorded_s) for first in range(0, len(by_step), block)
+    ]
     slowest = max(shown, key=lambda row: row.recorded_s)
     top = slowest.recorded_s
     theme = viewer().theme

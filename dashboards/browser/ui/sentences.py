@@ -102,7 +102,7 @@ def named_causes(report: Report) -> list[Finding]:
 def place_words(report: Report, cause: Finding) -> str:
     """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
     places = zip(report.findings, report.answer.places, strict=True)
-    words = next((words for one, words in places if one == cause), cause.where_text)
+    words = next((words for named, words in places if named == cause), cause.where_text)
     return "" if words == "whole job" else short(words)
 
 
@@ -146,7 +146,7 @@ def node_words(report: Report) -> str | None:
     """Advice on draining a node, by the rule of tracekit/report/conclusions.py; None if no node is known, or if no
     machine can be at fault.
     """
-    of_machines = [one for one in report.answer.culprits if one.hardware or one.part in MACHINE_PARTS]
+    of_machines = [culprit for culprit in report.answer.culprits if culprit.hardware or culprit.part in MACHINE_PARTS]
     return nodes_of(of_machines, trusted=report.trust.trustworthy).sentence
 
 
@@ -168,7 +168,7 @@ def host_words(report: Report, workers_map: WorkerMap) -> str:
 def _host_check(report: Report, cause: Finding) -> str:
     """The action for a cause on a host, in the words of the answer; without one, the title of the cause."""
     accounts = report.answer.accounts
-    words = next((one.fix for one in accounts if one.kind == cause.kind and one.fix), cause.title)
+    words = next((account.fix for account in accounts if account.kind == cause.kind and account.fix), cause.title)
     return f"{words} ({sure(cause.confidence)})."
 
 

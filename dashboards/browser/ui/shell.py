@@ -183,7 +183,7 @@ def job_head(stored: Stored, active: str) -> Component:
         shared = [share(stored.name, stored.report)]
         verdict = run_headline(stored.report, viewer().zone) or headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
-    hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
+    hung = active == "/hang" or any(incident.cause.kind == HANG for incident in results().incidents(stored.name))
     tabs = [
         html.Span(title, className="job-tab active", **attributes(aria_current="page"))
         if path == active
@@ -358,7 +358,7 @@ def as_prose(content: Any) -> Any:
                 content.children = as_prose(children)
             return content
         case list() | tuple():
-            return [part for one in content for part in _several(one)]
+            return [part for child in content for part in _several(child)]
         case str():
             return _parts(content)
         case _:
@@ -411,7 +411,7 @@ def range_control(job: str, path: str) -> list[Component]:
     begin, end = float(whole["start_s"][0]), float(whole["end_s"][0])
     chosen = chosen_range(job)
     shown = "All of the run" if chosen is None else "Range"
-    moments = [viewer().moment(at) for at in ((begin, end) if chosen is None else chosen.within(begin, end))]
+    moments = [viewer().moment(time_s) for time_s in ((begin, end) if chosen is None else chosen.within(begin, end))]
     ways = [
         dcc.Link(name, href=href(path, job=job, since=_iso(max(end - length, begin)), until=_iso(end), window=None))
         for name, length in _LAST
@@ -435,7 +435,9 @@ def in_range(drawn: go.Figure, job: str) -> go.Figure:
     """A figure over the steps of a job (`step_axis`), zoomed to the chosen range."""
     if (chosen := chosen_range(job)) is not None:
         starts = results().step_starts(job)
-        steps = [step for step, at in starts.items() if at is not None and chosen.since <= at <= chosen.until]
+        steps = [
+            step for step, start_s in starts.items() if start_s is not None and chosen.since <= start_s <= chosen.until
+        ]
         if steps:
             drawn.update_layout(meta=drawn.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
     return drawn

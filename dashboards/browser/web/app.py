@@ -103,7 +103,7 @@ def _declared() -> tuple[Any, ...]:
         _callback.GLOBAL_CALLBACK_MAP,
         _callback.GLOBAL_INLINE_SCRIPTS,
     )
-    contents = tuple(one.copy() for one in registries)
+    contents = tuple(registry.copy() for registry in registries)
     for registry in registries:
         registry.clear()
     return contents

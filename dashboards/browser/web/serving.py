@@ -309,7 +309,7 @@ def workbook(name: str) -> flask.Response:
     if name == REPORT:
         stored = results().stored(_job())
         stem = file_stem(stored.name)
-        sheets = {one: _flat(stored.table(one)) for one in TABLES if stored.has_rows(one)}
+        sheets = {kind: _flat(stored.table(kind)) for kind in TABLES if stored.has_rows(kind)}
     else:
         stem, sheets = name, {name: _table(name)}
     longest = max((table.height for table in sheets.values()), default=0)

@@ -277,7 +277,7 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     place_of[workers] = np.arange(len(workers))
     facts = shown.facts[place_of[leaders]]
     hosts, groups = (
-        {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
+        {name: index for index, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
     )
     started = shown.started_at()
     spans_shown = count(ops, rows_shown.worker, shown.lines)
@@ -352,7 +352,7 @@ def _path(texts: Mapping[str, str]) -> flask.Response:
 
 def _line_of(shown: _Shown, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
     """The line of each op in its row; -1 where its stream is not shown."""
-    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
+    line_of = {line.stream: index for index, line in enumerate(shown.lines) if line.replay is replay}
     return np.array([line_of.get(name, -1) for name in shown.ops.stream_names], np.int32)[shown.ops.stream(ops)]
 
 
@@ -360,8 +360,8 @@ def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
     """Describe the critical path: time share by worker, then launch delays."""
     spent = np.bincount(path.worker, weights=path.duration, minlength=shown.ops.workers)
     whole = max(shown.ops.end(replay), 1e-12)
-    first = [at for at in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[at] > 0]
-    named = [f"{_worker_name(shown, at)} {spent[at] / whole:.0%}" for at in first]
+    first = [worker for worker in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[worker] > 0]
+    named = [f"{_worker_name(shown, worker)} {spent[worker] / whole:.0%}" for worker in first]
     more = int((spent > 0).sum()) - len(first)
     others = [f"{more:,} other workers {(spent.sum() - spent[first].sum()) / whole:.0%}"] if more else []
     delays = f"launch delays {max(1 - spent.sum() / whole, 0):.0%}"
