@@ -365,17 +365,17 @@ def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
         return None
 
 
-def lines_of(drawn: Picture, width: int) -> list[str]:
+def lines_of(picture: Picture, width: int) -> list[str]:
     """The picture, then what its characters mean; `printable`, because names come from outside."""
-    match drawn:
+    match picture:
         case ShareGrid():
-            lines = _grid(drawn, width - _NAMES)
+            lines = _grid(picture, width - _NAMES)
         case Series():
-            lines = _series(drawn, width - _NAMES - _ENDS)
+            lines = _series(picture, width - _NAMES - _ENDS)
         case BarTimeline():
-            lines = _timeline(drawn, width - _NAMES)
+            lines = _timeline(picture, width - _NAMES)
         case _:
-            assert_never(drawn)
+            assert_never(picture)
     return [*map(printable, lines)]
 
 
@@ -384,17 +384,17 @@ def _named(name: str, marks: str) -> str:
     return f"{shown:<{_NAMES}}{marks}".rstrip()
 
 
-def _grid(drawn: ShareGrid, width: int) -> Iterator[str]:
-    for name, values in zip(drawn.rows, drawn.values, strict=True):
+def _grid(grid: ShareGrid, width: int) -> Iterator[str]:
+    for name, values in zip(grid.rows, grid.values, strict=True):
         places = np.searchsorted(_FROM, values[:width], side="right")
-        yield _named(f"{drawn.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
+        yield _named(f"{grid.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
     bounds = ", ".join(f"{shade} {bound:.0%}" for shade, bound in zip(_SHADES[1:], _FROM, strict=True))
-    cut = f", the first {width} of {len(drawn.columns)}" if width < len(drawn.columns) else ""
-    yield f"{drawn.across}s in order{cut}; more {drawn.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
+    cut = f", the first {width} of {len(grid.columns)}" if width < len(grid.columns) else ""
+    yield f"{grid.across}s in order{cut}; more {grid.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
 
 
-def _series(drawn: Series, width: int) -> Iterator[str]:
-    for line in drawn.lines:
+def _series(series: Series, width: int) -> Iterator[str]:
+    for line in series.lines:
         values = np.array([np.nan if value is None else value for value in line.values])
         cells = [cell[~np.isnan(cell)] for cell in np.array_split(values, min(width, len(values)) or 1)]
         peaks = [float(cell.max()) if len(cell) else None for cell in cells]
@@ -404,25 +404,25 @@ def _series(drawn: Series, width: int) -> Iterator[str]:
             marks = "".join(
                 " " if peak is None else _SPARKS[round((peak - least) / span * (len(_SPARKS) - 1))] for peak in peaks
             )
-            yield _named(line.name, f"{marks} {least:,.3g} to {most:,.3g} {drawn.unit}")
-    ends = f"{drawn.axis} {drawn.places[0]:,.4g} to {drawn.places[-1]:,.4g}" if drawn.places else drawn.axis
-    yield "; ".join(filter(None, (ends, drawn.note)))
+            yield _named(line.name, f"{marks} {least:,.3g} to {most:,.3g} {series.unit}")
+    ends = f"{series.axis} {series.places[0]:,.4g} to {series.places[-1]:,.4g}" if series.places else series.axis
+    yield "; ".join(filter(None, (ends, series.note)))
 
 
-def _timeline(drawn: BarTimeline, width: int) -> Iterator[str]:
-    end_s = max((bar.end_s for bar in drawn.bars), default=0.0) or 1.0
-    shown = np.unique(np.linspace(0, len(drawn.rows) - 1, min(len(drawn.rows), _MOST_ROWS)).astype(int)).tolist()
-    of_row: dict[int, np.ndarray] = {row: np.zeros((len(drawn.legend), width)) for row in shown}
-    edges, whats = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(drawn.legend))]
-    for bar in drawn.bars:
+def _timeline(timeline: BarTimeline, width: int) -> Iterator[str]:
+    end_s = max((bar.end_s for bar in timeline.bars), default=0.0) or 1.0
+    shown = np.unique(np.linspace(0, len(timeline.rows) - 1, min(len(timeline.rows), _MOST_ROWS)).astype(int)).tolist()
+    of_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in shown}
+    edges, whats = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(timeline.legend))]
+    for bar in timeline.bars:
         if bar.row in of_row:
             inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
             of_row[bar.row][bar.what] += np.maximum(inside, 0)
     for row, spent in of_row.items():
-        marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(drawn.legend))
-        yield _named(drawn.rows[row], "".join((*whats, " ")[mark] for mark in marks.tolist()))
-    seen = {bar.what for bar in drawn.bars}
-    legend = enumerate(zip(whats, drawn.legend, strict=True))
+        marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(timeline.legend))
+        yield _named(timeline.rows[row], "".join((*whats, " ")[mark] for mark in marks.tolist()))
+    seen = {bar.what for bar in timeline.bars}
+    legend = enumerate(zip(whats, timeline.legend, strict=True))
     yield ", ".join(f"{mark} {short(what.name)}" for number, (mark, what) in legend if number in seen)
-    few = [f"{len(shown)} of {len(drawn.rows)} rows"] if len(shown) < len(drawn.rows) else []
-    yield "; ".join([f"{seconds(end_s)} in all", *few, *drawn.notes])
+    few = [f"{len(shown)} of {len(timeline.rows)} rows"] if len(shown) < len(timeline.rows) else []
+    yield "; ".join([f"{seconds(end_s)} in all", *few, *timeline.notes])

@@ -42,7 +42,7 @@ def _curves(curves: pl.DataFrame) -> str:
     values = [curves[column].to_list() for column, _, _ in lines]
     low = min(min(curve) for curve in values)
     high = max(low + 1e-9, *map(max, values))
-    drawn = "".join(
+    polylines = "".join(
         f'<polyline fill="none" stroke="var(--{colour})" stroke-width="2" points="'
         f'{_points(curve, curves["quantile"].to_list(), low, high)}"/>'
         for curve, (_, colour, _) in zip(values, lines, strict=True)
@@ -52,7 +52,7 @@ def _curves(curves: pl.DataFrame) -> str:
     )
     return (
         '<section><h2>What jobs lose: cumulative distribution</h2><svg role="img" aria-label="Share of jobs and of'
-        f' GPU-hours that lose at most that" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{drawn}'
+        f' GPU-hours that lose at most that" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{polylines}'
         f'{"".join(_ticks(low, high))}</svg><p class="legend">{legend}</p></section>'
     )
 

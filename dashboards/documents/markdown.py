@@ -57,8 +57,8 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     for section in (*tables(report), *report.parts):
         parts.append(f"### {escaped(section.title)}")
         if not isinstance(section, Table):
-            drawn = [line.replace("```", "'''") for line in lines_of(section, _WIDE)]  # a name cannot end the block
-            parts.append("\n".join(["```text", *drawn, "```"]))
+            lines = [line.replace("```", "'''") for line in lines_of(section, _WIDE)]  # a name cannot end the block
+            parts.append("\n".join(["```text", *lines, "```"]))
             continue
         if section.rows:
             parts.append(markdown_table(section.heads, section.rows))

@@ -105,7 +105,7 @@ def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
     workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
     grid = report.worker_grid()
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
-    left_out, drawn = 0, []
+    left_out, step_spans = 0, []
     for ops, position in zip(steps, order, strict=True):
         row = _rows(ops, workers)
         shown = np.flatnonzero(row >= 0)
@@ -116,11 +116,11 @@ def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
             "ideal_us": int(_us(attribution.ideal[position])),
         }
         spans = {str(replay): _spans(ops, row, shown, replay) for replay in _REPLAYS}
-        drawn.append({"step": ops.step, **times, **spans})
+        step_spans.append({"step": ops.step, **times, **spans})
     return {
         "kinds": [{"name": kind, "class": _CLASS.get(kind, _OTHER)} for kind in KINDS],
         "workers": [_worker(grid.rows[worker]) for worker in workers],
-        "steps": drawn,
+        "steps": step_spans,
         "left_out": left_out,
     }
 

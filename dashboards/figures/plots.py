@@ -115,11 +115,11 @@ class Plots:
             row, column = points.point_inds[0]
             dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
             pipeline = [Worker(dp_rank, stage) for stage in range(self.lanes.attribution.stages) if stage != pp_rank]
-            drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
+            fig = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
             with below.batch_update():
                 below.data = []
-                below.add_traces(drawn.data)
-                below.layout = drawn.layout
+                below.add_traces(fig.data)
+                below.layout = fig.layout
 
         cells.data[0].on_click(show)
         return import_module("ipywidgets").VBox([cells, below])
@@ -167,12 +167,12 @@ class Plots:
         drawn = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
         return self._titled(timeline(drawn, colours), f"stages of step {number}")
 
-    def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
+    def _titled(self, fig: go.Figure, title: str) -> go.Figure:
         """The figure under the name of the job and this title, with room for both above its legend."""
         text = escape(f"{short(self.report.name)}: {title}")
         top = {"text": text, "font_size": 15, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6}}
-        room = {"margin_t": drawn.layout.margin.t + _TITLE_PX, "height": drawn.layout.height + _TITLE_PX}
-        return drawn.update_layout(title=top, **room)
+        room = {"margin_t": fig.layout.margin.t + _TITLE_PX, "height": fig.layout.height + _TITLE_PX}
+        return fig.update_layout(title=top, **room)
 
     def _map(self) -> WorkerMap:
         attribution, coverage = self.lanes.attribution, self.report.coverage

@@ -73,29 +73,29 @@ def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) ->
     lines = _lines(ops)
     end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
     shown = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
-    drawn = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
-    _draw(drawn, _bars_of(shown, lines, len(workers)), theme)
+    fig = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
+    _draw(fig, _bars_of(shown, lines, len(workers)), theme)
     for replay in (Replay.RECORDED, Replay.IDEAL):
-        drawn.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
-    return drawn
+        fig.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
+    return fig
 
 
 def critical_path(ops: StepOps, path: PathSpans, row: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
     """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path.
     `row`: of each op.
     """
-    drawn = _rows(names, theme, f"milliseconds of step {ops.step}: the ops that it consists of, one after the other")
+    fig = _rows(names, theme, f"milliseconds of step {ops.step}: the ops that it consists of, one after the other")
     times = np.stack([path.start, path.start + path.duration], axis=1).ravel() * 1e3
     line = {"color": theme.text, "width": 1}
-    drawn.add_scatter(x=times, y=np.repeat(row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    fig.add_scatter(x=times, y=np.repeat(row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
     kind, size = ops.kind[path.op], len(row)
     ratio = path.duration / np.maximum(ops.median[kind], SHORTEST_PEER_S)
     text = [
         f"{KINDS[code]}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms{_against_peers(beyond)}"
         for code, start, length, beyond in zip(kind, path.start, path.duration, ratio, strict=True)
     ]
-    _draw(drawn, Bars(row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, ratio, text), theme)
-    return drawn
+    _draw(fig, Bars(row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, ratio, text), theme)
+    return fig
 
 
 def _lines(ops: StepOps) -> list[Line]:
@@ -104,16 +104,16 @@ def _lines(ops: StepOps) -> list[Line]:
 
 def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
     """An empty figure with a row for each name, the first on top."""
-    drawn = figure(theme, height=_HEAD_PX + _ROW_PX * max(len(names), 2), x=x, legend=True)
-    drawn.update_layout(
+    fig = figure(theme, height=_HEAD_PX + _ROW_PX * max(len(names), 2), x=x, legend=True)
+    fig.update_layout(
         barmode="overlay",
         bargap=0,
         legend={"traceorder": "normal", "title": {"text": "time, against its peers: "}},
         hovermode="closest",
     )
-    drawn.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
-    drawn.update_xaxes(rangemode="tozero")
-    return drawn
+    fig.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
+    fig.update_xaxes(rangemode="tozero")
+    return fig
 
 
 def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
@@ -149,7 +149,7 @@ def _against_peers(ratio: float) -> str:
     return f"<br>{ratio:.2f} times what its peers take"
 
 
-def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
+def _draw(fig: go.Figure, bars: Bars, theme: Theme) -> None:
     """The bars, a trace for each class of slowness and one for waiting."""
     colours = legend(theme)
     waiting = len(colours) - 1
@@ -158,7 +158,7 @@ def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
         (bars_of_class,) = np.nonzero(group == number)
         if not len(bars_of_class):
             continue
-        drawn.add_bar(
+        fig.add_bar(
             orientation="h",
             base=bars.start[bars_of_class] * 1e3,
             x=bars.duration[bars_of_class] * 1e3,

@@ -45,9 +45,9 @@ def print_fleet(
     room = _SCREEN - len(console.render_lines(first)) - 1
     for table in (culprits_table(culprits, rate), *every[:1]):
         for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
-            drawn = _drawn(replace(table, rows=table.rows[:rows], note=""))
-            if (height := len(console.render_lines(drawn))) <= room:
-                console.print(drawn)
+            lines = _drawn(replace(table, rows=table.rows[:rows], note=""))
+            if (height := len(console.render_lines(lines))) <= room:
+                console.print(lines)
                 room -= height
                 break
     console.print(Text.assemble(("Next   ", "bold"), f"tracekit fleet report {study} --full"), soft_wrap=True)

@@ -102,9 +102,9 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
         return
     grid, rows = report.worker_grid(), lines - _STEPS_LINES - 1  # the title
     if grid.slowdown.size > 1 and rows >= min(len(grid.dp_ranks), _FEWEST_ROWS):
-        drawn = small_map(report, grid, min(rows, len(grid.dp_ranks)))
-        if drawn is not None:
-            yield drawn
+        map_lines = small_map(report, grid, min(rows, len(grid.dp_ranks)))
+        if map_lines is not None:
+            yield map_lines
     yield steps_line(report)
 
 

@@ -364,12 +364,12 @@ def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
     jobs, samples = len(columns), samples_of(len(columns))
     generator = np.random.default_rng(seed)
     sums = np.empty((samples, columns.shape[1]))
-    drawn = np.empty((_AT_ONCE, jobs))
+    sampled = np.empty((_AT_ONCE, jobs))
     for first in range(0, samples, _AT_ONCE):
         count = min(_AT_ONCE, samples - first)
-        for sample in drawn[:count]:
+        for sample in sampled[:count]:
             sample[:] = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
-        sums[first : first + count] = drawn[:count] @ columns
+        sums[first : first + count] = sampled[:count] @ columns
     return sums
 
 

@@ -119,13 +119,13 @@ class InjectedCause:
         for name in self.LOCATION:
             size = self.places(name, job)
             value = getattr(self, name)
-            drawn = int(rng.integers(size)) if size else 0
+            index = int(rng.integers(size)) if size else 0
             if value is not None and not 0 <= value < size:
                 existing = f"{size} of them, so {name} must be 0 to {size - 1}" if size else "none"
                 raise SelectionError(f"{self.NAME}: {name} is {value}; the job has {existing}")
             if size == 0:
                 raise SelectionError(f"{self.NAME}: the job has no {name} to put it on; use a larger layout")
-            settled[name] = drawn if value is None else value
+            settled[name] = index if value is None else value
         return replace(self, **settled)
 
     def places(self, name: str, job: JobShape) -> int:

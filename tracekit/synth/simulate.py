@@ -271,11 +271,11 @@ def simulated_slowdown(spec: SynthSpec) -> float:
     """
     shape, plan = spec.shape, spec.plan
     draws = _Draws(spec, shape, _settle(spec, shape)[1])
-    drawn: dict[OpKind, list[Floats]] = {}
+    sampled: dict[OpKind, list[Floats]] = {}
     for op in plan.ops:
         if not op.no_op:
-            drawn.setdefault(op.kind, []).append(draws.cost(op))
-    usual = {kind: (np.median if kind.is_communication else np.mean)(costs) for kind, costs in drawn.items()}
+            sampled.setdefault(op.kind, []).append(draws.cost(op))
+    usual = {kind: (np.median if kind.is_communication else np.mean)(costs) for kind, costs in sampled.items()}
 
     def ideal_cost(op: PlannedOp) -> Floats:
         return draws.cost(op) if op.no_op else np.full(shape.lanes, usual[op.kind])

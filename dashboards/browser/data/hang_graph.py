@@ -101,22 +101,22 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
             places[number] = (node.column, -float(rows[node.column]))
         rows[node.column] += 1
     most = max((min(count, MOST_ROWS) for count in rows.values()), default=1)
-    drawn = figure(theme, height=60 + _ROW_HEIGHT * max(most, 2))
+    fig = figure(theme, height=60 + _ROW_HEIGHT * max(most, 2))
     for number, (x, y) in places.items():
         for held in nodes[number].held_by:
             if held in places:
                 end_x, end_y = places[held]
-                _arrow(drawn, (x - _half(nodes[number]), y), (end_x + _half(nodes[held]), end_y), theme)
+                _arrow(fig, (x - _half(nodes[number]), y), (end_x + _half(nodes[held]), end_y), theme)
     for number, (x, y) in places.items():
-        _box(drawn, nodes[number], x, y, theme)
+        _box(fig, nodes[number], x, y, theme)
     axis = {"visible": False, "fixedrange": True}
-    drawn.update_xaxes(range=[-0.5, max((x for x, _ in places.values()), default=0) + 0.5], **axis)
-    drawn.update_yaxes(range=[-max(most, 2) + 0.5, 0.5], **axis)
-    return drawn
+    fig.update_xaxes(range=[-0.5, max((x for x, _ in places.values()), default=0) + 0.5], **axis)
+    fig.update_yaxes(range=[-max(most, 2) + 0.5, 0.5], **axis)
+    return fig
 
 
-def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
-    drawn.add_annotation(
+def _arrow(fig: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
+    fig.add_annotation(
         x=end[0],
         y=end[1],
         ax=begin[0],
@@ -142,9 +142,9 @@ def _half(node: Node) -> float:
     return (_LETTER_PX * max(map(len, _words(node))) / 2 + _PAD_PX) / COLUMN_PX
 
 
-def _box(drawn: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
+def _box(fig: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
     culprit, (ranks, label) = node.column == 0, _words(node)
-    drawn.add_annotation(
+    fig.add_annotation(
         x=x,
         y=y,
         text=f"<b>{ranks}</b><br>{html.escape(label)}",

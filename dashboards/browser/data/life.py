@@ -240,7 +240,7 @@ def rates(
 
     `words`: hover text for the value, as Plotly formats it. `events`: incidents, as bands.
     """
-    drawn = figure(theme, height=200)
+    fig = figure(theme, height=200)
     x, y, data = list[float | None](), list[float | None](), list[Any]()
     for row in spans.iter_rows(named=True):
         steps = f"step {row['first_step']}"
@@ -251,7 +251,7 @@ def rates(
         x += [row["start_s"] * 1e3, row["end_s"] * 1e3]
         y += [row[column]] * 2
         data += [[where(row["window"], row["step"]), steps]] * 2
-    drawn.add_scatter(
+    fig.add_scatter(
         x=x,
         y=y,
         customdata=data,
@@ -261,7 +261,7 @@ def rates(
     )
     for event in events:
         if event.kind == "incident":
-            drawn.add_shape(
+            fig.add_shape(
                 type="rect",
                 x0=event.start_s * 1e3,
                 x1=event.end_s * 1e3,
@@ -273,18 +273,18 @@ def rates(
                 line={"width": 0},
                 layer="below",
             )
-    drawn.update_yaxes(rangemode="normal" if column == "loss" else "tozero", tickformat=",.4g")
-    drawn.update_layout(hovermode="x")
-    return drawn
+    fig.update_yaxes(rangemode="normal" if column == "loss" else "tozero", tickformat=",.4g")
+    fig.update_layout(hovermode="x")
+    return fig
 
 
 def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
     """What a mean step loses to each kind of cause, seconds, on top of each other: `Life.losses`."""
-    drawn = figure(theme, height=220, legend=True)
+    fig = figure(theme, height=220, legend=True)
     kinds = lost.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", descending=True)["kind"].to_list()
     for kind, shade in zip(sorted(kinds, key=lambda kind: kind == "others"), theme.slow[3:] * 2, strict=False):
         rows = lost.filter(pl.col("kind") == kind)
-        drawn.add_bar(
+        fig.add_bar(
             x=((rows["start_s"] + rows["end_s"]) * 500).to_list(),
             width=((rows["end_s"] - rows["start_s"]) * 1e3).to_list(),
             y=rows["lost_s"].to_list(),
@@ -292,17 +292,17 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
             marker={"color": theme.dimmed if kind == "others" else shade},
             hovertemplate=f"{kind}: %{{y:.3g}} s a step<extra></extra>",
         )
-    drawn.update_layout(barmode="stack")
-    drawn.update_yaxes(rangemode="tozero")
-    return drawn
+    fig.update_layout(barmode="stack")
+    fig.update_yaxes(rangemode="tozero")
+    return fig
 
 
 def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
     """A row for each kind of event, with a bar for as long as it lasts."""
     kinds = list(dict.fromkeys(event.kind for event in events))
-    drawn = figure(theme, height=60 + _ROW_PX * len(kinds))
+    fig = figure(theme, height=60 + _ROW_PX * len(kinds))
     colours = {"incident": theme.slow[3], "hang": theme.slow[5]}
-    drawn.add_bar(
+    fig.add_bar(
         orientation="h",
         base=[event.start_s * 1e3 for event in events],
         x=[(event.end_s - event.start_s) * 1e3 for event in events],
@@ -313,9 +313,9 @@ def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
         textposition="none",
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    drawn.update_layout(barmode="overlay", bargap=0.4)
-    drawn.update_yaxes(type="category", showgrid=False, autorange="reversed")
-    return drawn
+    fig.update_layout(barmode="overlay", bargap=0.4)
+    fig.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    return fig
 
 
 def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, int], str]) -> go.Figure:
@@ -323,9 +323,9 @@ def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, in
 
     `windows`: `job`, `number`, `at_s`, `share`; `where`: the link of a job and a window.
     """
-    drawn = figure(theme, height=200)
+    fig = figure(theme, height=200)
     judged = windows.drop_nulls("share").sort("at_s")
-    drawn.add_scatter(
+    fig.add_scatter(
         x=(judged["at_s"] * 1e3).to_list(),
         y=judged["share"].to_list(),
         customdata=[[where(job, number), job] for job, number in judged.select("job", "number").iter_rows()],
@@ -333,18 +333,18 @@ def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, in
         marker={"color": theme.bad, "size": 7},
         hovertemplate="%{customdata[1]}: %{y:.1%} of the step<extra></extra>",
     )
-    drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
-    return drawn
+    fig.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return fig
 
 
 def on_the_clock(
-    drawn: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
+    fig: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
 ) -> go.Figure:
     """Give a figure the axis of time: from and to, seconds since the epoch. `chosen`: the range that a reader chose."""
     whole = [end * 1e3 for end in ends]
     shared: dict[str, Any] = {"axis": "time", "zone": str(zone), "left": _LEFT}
     if chosen is not None:
         shared["range"] = [end * 1e3 for end in chosen]
-    drawn.update_xaxes(type="date", range=whole, title={"text": title})
-    drawn.update_layout(meta=shared)
-    return drawn
+    fig.update_xaxes(type="date", range=whole, title={"text": title})
+    fig.update_layout(meta=shared)
+    return fig

@@ -105,7 +105,7 @@ def _row(
 
 def cost_panels(before: Report, after: Report) -> Component:
     """What op kinds and stages cost on either side."""
-    drawn = []
+    panels = []
     for title, rows, column, y in (
         ("op kind", "by_kind", "kind", ""),
         ("stage", "by_pp_rank", "pp_rank", "stage"),
@@ -126,8 +126,8 @@ def cost_panels(before: Report, after: Report) -> Component:
             table=frame,
             csv=inline_csv(frame),
         )
-        drawn.append(picture)
-    return halves(*drawn)
+        panels.append(picture)
+    return halves(*panels)
 
 
 def step_panels(before: Side, after: Side, *, split: bool) -> Component:
@@ -145,7 +145,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
             for name, side in (("before", before), ("after", after))
         ]
     )
-    drawn = (
+    charts = (
         figure_panel(
             "Step times; dashed: mean",
             step_series(before, after, viewer().theme, split=split),
@@ -161,7 +161,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
             csv=inline_csv(frame),
         ),
     )
-    return halves(*drawn)
+    return halves(*charts)
 
 
 def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: str) -> Component:

@@ -117,14 +117,14 @@ def _of_host(host: str) -> list[Component]:
     beside_s = max(0.02 * (max(moments) - min(moments)), 60.0)
     ends = min(moments) - beside_s, max(moments) + beside_s
     title = f"{viewer().moment(min(moments))} to {viewer().moment(max(moments))}"
-    drawn = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
+    fig = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
     heads = ("Job", "Windows", "Cost at worst", "Causes on this host alone", "Last window")
     return [
         *head,
         html.Section(html.P(f"{words}.", className="verdict"), className=f"panel hero {tone}"),
         figure_panel(
             "What it cost each window of its jobs",
-            on_the_clock(drawn, ends, None, viewer().zone, title),
+            on_the_clock(fig, ends, None, viewer().zone, title),
             label="Share of the step that causes on this host alone took, a point for each window of its jobs",
             table=windows.select("job", "number", "at_s", "share"),
             id="host-cost",

@@ -45,13 +45,17 @@ def build(
     slowest = stored.table("by_step").sort("recorded_s", descending=True)["step"].to_list()
     chosen, lane = _number(step, "step", slowest[0]), _number(dp, "dp", None)
     assert chosen is not None
-    drawn, remarks = _drawn(stored.name, chosen, lane, schedule)
+    timelines, remarks = _drawn(stored.name, chosen, lane, schedule)
     table = pl.DataFrame(
-        [(line.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words) for line in drawn for bar in line.bars],
+        [
+            (line.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words)
+            for line in timelines
+            for bar in line.bars
+        ],
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )
-    lines, shown = summary(drawn), {"step": chosen, "dp": lane, "schedule": schedule}
+    lines, shown = summary(timelines), {"step": chosen, "dp": lane, "schedule": schedule}
     ranks = results().replay(stored.name).graph.dp_ranks[:MOST_LANES]
     lanes = [("the longest", shown | {"dp": None}), *((str(rank), shown | {"dp": int(rank)}) for rank in ranks)]
     links = {
@@ -60,23 +64,23 @@ def build(
         "Draw below it": [(name, shown | {"schedule": name}) for name in SCHEDULES],
         "Search": [("the best plan", shown | {"plans": 1})],
     }
-    stages = [_Stage.of(drawn[0], stage) for stage in range(drawn[0].stages)]
+    stages = [_Stage.of(timelines[0], stage) for stage in range(timelines[0].stages)]
     of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
     return [
         *(html.Div(note(text), role="status") for text in remarks),
         panel(
             f"Pipeline in step {chosen}, {of_lane}",
-            html.P(_sentence(stages, drawn[0].window_s), className="verdict"),
+            html.P(_sentence(stages, timelines[0].window_s), className="verdict"),
             *(_choices(stored.name, title, of) for title, of in links.items() if of),
             *figure_parts(
-                timeline(timeline_of("", drawn, ()), viewer().theme),
-                label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
+                timeline(timeline_of("", timelines, ()), viewer().theme),
+                label=f"Computes and bubbles of {timelines[0].stages} stages in step {chosen}. {'; '.join(lines)}",
                 table=table,
                 id="pipeline-step",
             ),
         ),
         halves(
-            panel("Idle stages", _stage_table(stages, drawn[0].window_s)),
+            panel("Idle stages", _stage_table(stages, timelines[0].window_s)),
             panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
         ),
         *(_best_plans(stored.name, report) if plans else ()),

@@ -64,9 +64,9 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             return href("/job", job=stored.name, window=window)
         return href("/timeline", job=stored.name, window=window, step=step)
 
-    def shown(name: Any, drawn: go.Figure, label: str, table: pl.DataFrame, of: str, extra: str = "") -> Component:
-        on_the_clock(drawn, ends, ends if chosen else None, zone, title)
-        return figure_panel(name, drawn, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
+    def shown(name: Any, chart: go.Figure, label: str, table: pl.DataFrame, of: str, extra: str = "") -> Component:
+        on_the_clock(chart, ends, ends if chosen else None, zone, title)
+        return figure_panel(name, chart, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
 
     spans, steps = life.spans, "steps" if life.stepwise else "windows"
     opens = "the step" if life.stepwise else "the window"
@@ -116,14 +116,14 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             orient="row",
         )
         rows = [_row(event, where(event.window, event.step)) for event in life.events[-MOST_LISTED:]]
-        drawn = shown(
+        chart = shown(
             "What happened",
             happened(life.events, theme, where),
             "Events over time, a row for each kind",
             table,
             "time-events",
         )
-        parts += [drawn, panel("Events", row_table(("When", "Kind", "What"), rows, "Events"))]
+        parts += [chart, panel("Events", row_table(("When", "Kind", "What"), rows, "Events"))]
     return parts
 
 

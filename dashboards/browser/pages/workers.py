@@ -122,7 +122,7 @@ def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
     of_host: list[int] = []
     if view.host is not None:
         of_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
-    drawn = worker_heatmap(
+    fig = worker_heatmap(
         workers,
         view.position,
         viewer().theme,
@@ -131,7 +131,7 @@ def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
         dotted=of_host,
         boxed=() if view.box is None else view.box.cells(workers),
     )
-    return drawn.update_layout(meta={"box": True})
+    return fig.update_layout(meta={"box": True})
 
 
 def _said(view: WorkerView) -> list[Component]:

@@ -128,7 +128,7 @@ def told(error: Exception) -> Component:
 
 def figure_panel(
     title: Children,
-    drawn: go.Figure,
+    fig: go.Figure,
     *,
     label: str,
     table: pl.DataFrame,
@@ -140,7 +140,7 @@ def figure_panel(
     """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows; `width`:
     of a figure that scrolls where it does not fit, pixels.
     """
-    graph, below = figure_parts(drawn, label=label, table=table, csv=csv, id=id)
+    graph, below = figure_parts(fig, label=label, table=table, csv=csv, id=id)
     if width is not None:
         sized = html.Div(graph, style={"width": f"{width}px"})
         graph = html.Div(sized, className="table-wide", tabIndex=0, role="region", **attributes(aria_label=label))
@@ -148,7 +148,7 @@ def figure_panel(
 
 
 def figure_parts(
-    drawn: go.Figure,
+    fig: go.Figure,
     *,
     label: str,
     table: pl.DataFrame,
@@ -157,7 +157,7 @@ def figure_parts(
     most: int = MOST_ROWS,
 ) -> list[Component]:
     """The figure and its table, of at most `most` rows, without a frame around them."""
-    graph = Chart(figure=drawing(drawn), **named(id))
+    graph = Chart(figure=drawing(fig), **named(id))
     return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 

@@ -431,7 +431,7 @@ def range_control(job: str, path: str) -> list[Component]:
     return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
 
 
-def in_range(drawn: go.Figure, job: str) -> go.Figure:
+def in_range(fig: go.Figure, job: str) -> go.Figure:
     """A figure over the steps of a job (`step_axis`), zoomed to the chosen range."""
     if (chosen := chosen_range(job)) is not None:
         starts = results().step_starts(job)
@@ -439,8 +439,8 @@ def in_range(drawn: go.Figure, job: str) -> go.Figure:
             step for step, start_s in starts.items() if start_s is not None and chosen.since <= start_s <= chosen.until
         ]
         if steps:
-            drawn.update_layout(meta=drawn.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
-    return drawn
+            fig.update_layout(meta=fig.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
+    return fig
 
 
 def _iso(moment: float) -> str:

@@ -327,14 +327,14 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
         longest = max(map(shown.ops.end, shown.ops.start))
         window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
     workers, row = shown.rows.part(first, last)
-    drawn = spans(shown.ops, workers, shown.lines, window, row)
+    boxes = spans(shown.ops, workers, shown.lines, window, row)
     header = {
         "first_row": first,
         "rows": last - first,
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
-    return _binary(header, {name: getattr(drawn, name) for name in names} | shown.names_of(drawn.seq))
+    return _binary(header, {name: getattr(boxes, name) for name in names} | shown.names_of(boxes.seq))
 
 
 def _path(texts: Mapping[str, str]) -> flask.Response:
