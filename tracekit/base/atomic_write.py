@@ -119,10 +119,10 @@ class OutputPlace:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:
                 status = os.fstat(handle)
-                ours = stat.S_ISREG(status.st_mode) and self.kind.recognises(file)
+                is_ours = stat.S_ISREG(status.st_mode) and self.kind.recognises(file)
         except OSError as error:
             raise self.error(error) from None
-        if not ours:
+        if not is_ours:
             raise OutputError(
                 f"{self.path}: not {self.kind.name}, so it is not replaced; choose another place, or move it away"
             )
@@ -130,16 +130,16 @@ class OutputPlace:
 
     def _what_is_no_file(self, status: os.stat_result) -> str:
         """Why the existing thing is not replaced, and what to do."""
-        what = ""
+        description = ""
         if stat.S_ISLNK(status.st_mode):
-            what = f"is a link to {self.path.readlink()}"
+            description = f"is a link to {self.path.readlink()}"
             with contextlib.suppress(OSError):
                 status = self.path.stat()
         if stat.S_ISDIR(status.st_mode):
             return "is a folder; name a file in it"
         if (special := SPECIAL_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
             return f"is {special}; tracekit writes only to regular files, choose another place"
-        return f"{what}, which is not followed; name the file itself"
+        return f"{description}, which is not followed; name the file itself"
 
 
 class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as temporary

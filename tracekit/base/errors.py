@@ -108,12 +108,12 @@ class MissingExtraError(TracekitError):
 
 
 @contextmanager
-def extra(name: str, what: str) -> Iterator[None]:
+def extra(name: str, purpose: str) -> Iterator[None]:
     """Code that needs modules of an extra. Raises MissingExtraError, which says what needs them, if one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = f"{what} needs {error.name or name}, which is not installed"
+        missing = f"{purpose} needs {error.name or name}, which is not installed"
         raise MissingExtraError(f"{missing}: pip install 'tracekit-analysis[{name}]'") from None
 
 

@@ -177,10 +177,10 @@ def elsewhere(path: Path) -> str:
     folder = path.parent
     names = [entry.name for entry in os.scandir(folder)] if os.access(folder, os.R_OK) and folder.is_dir() else []
     similar = nearest(path.name, names)
-    meant = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
+    suggestion = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
     if is_address(path):
-        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
-    return f"no such file or folder{meant}"
+        suggestion = f"; addresses of object storage begin with {listed(ADDRESSES)}"
+    return f"no such file or folder{suggestion}"
 
 
 def absolute(place: Path) -> Path:

@@ -91,12 +91,12 @@ class _Progress:
         self._stage = stage
         self.draw()
 
-    def count(self, stage: str, done: int, total: int, things: str) -> None:
+    def count(self, stage: str, done: int, total: int, units: str) -> None:
         """Show how far a stage is; its time runs from the first call."""
-        now = time.monotonic()
-        began = self._stages.setdefault(stage, now)
-        self._stage = f"{stage}: {pace_words(done, total, things, now - began)}"
-        if now - self._drawn >= _REDRAW_S:
+        now_s = time.monotonic()
+        began = self._stages.setdefault(stage, now_s)
+        self._stage = f"{stage}: {pace_words(done, total, units, now_s - began)}"
+        if now_s - self._drawn >= _REDRAW_S:
             self.draw()
 
     def draw(self) -> None:
@@ -116,12 +116,12 @@ class _Progress:
 _shown: list[_Progress] = []
 
 
-def advance(stage: str, done: int, total: int, things: str) -> None:
-    """Show that a stage has done so many of its `things`, such as "files", with its rate and what remains. Nothing
+def advance(stage: str, done: int, total: int, units: str) -> None:
+    """Show that a stage has done so many of its `units`, such as "files", with its rate and what remains. Nothing
     where no command shows progress; cheap enough to call in a loop.
     """
     if _shown:
-        _shown[-1].count(stage, done, total, things)
+        _shown[-1].count(stage, done, total, units)
 
 
 @contextmanager
@@ -135,10 +135,10 @@ def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    shown, over = _Progress(stage), threading.Event()
+    shown, ended = _Progress(stage), threading.Event()
 
     def tick() -> None:
-        while not over.wait(1):
+        while not ended.wait(1):
             shown.draw()
 
     ticking = threading.Thread(target=tick, daemon=True)
@@ -149,7 +149,7 @@ def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
         yield shown
     finally:
         _shown.remove(shown)
-        over.set()
+        ended.set()
         ticking.join()
         shown.clear()
 

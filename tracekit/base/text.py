@@ -33,16 +33,16 @@ def encodable(text: str) -> str:
 
 def printable(text: str) -> str:
     """`text` on one line, with escapes for control characters and what UTF-8 cannot represent."""
-    shown = encodable(text)
-    if shown.isprintable():  # the usual case, and a hundred times as fast
-        return shown
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
+    encoded = encodable(text)
+    if encoded.isprintable():  # the usual case, and a hundred times as fast
+        return encoded
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in encoded)
 
 
 def short(text: str, most: int = LONGEST_NAME) -> str:
     """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
-    shown = printable(text) if text.strip() else NO_NAME
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    line = printable(text) if text.strip() else NO_NAME
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def code_name(name: str) -> str:
@@ -61,10 +61,10 @@ def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
     writer.maxstring = writer.maxother = writer.maxlong = 2 * most
     writer.maxlevel = 3
     try:
-        shown = writer.repr(value)
+        representation = writer.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
-        shown = f"a {type(value).__name__} of more digits than Python writes"
-    return cut(printable(shown), most)
+        representation = f"a {type(value).__name__} of more digits than Python writes"
+    return cut(printable(representation), most)
 
 
 def cut(text: str, most: int) -> str:
@@ -75,9 +75,9 @@ def cut(text: str, most: int) -> str:
 
 def listed(names: Iterable[str], most: int = 20) -> str:
     """Names from outside, each of them short, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(map(short, every[:most])) + more
+    all_names = list(names)
+    more = f" and {len(all_names) - most:,} more" if len(all_names) > most else ""
+    return ", ".join(map(short, all_names[:most])) + more
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -111,8 +111,8 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     """`ranks 0-3, 8`, cut after `most` runs; `name`: what is numbered."""
     ranges = runs(ranks)
     count = sum(end - begin + 1 for begin, end in ranges)
-    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
-    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(ranges) > most else ''}"
+    listed_ranges = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
+    return f"{name}{'s' * (count != 1)} {listed_ranges}{', ...' if len(ranges) > most else ''}"
 
 
 def steps_text(first: int, last: int) -> str:
@@ -172,15 +172,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def pace_words(done: int, total: int, things: str, took_s: float) -> str:
+def pace_words(done: int, total: int, units: str, took_s: float) -> str:
     """How far work is: "320 of 1,000 jobs, 14 a second, 49 s to go"."""
     if not done:
-        return f"0 of {total:,} {things}"
+        return f"0 of {total:,} {units}"
     a_second = done / max(took_s, 1e-3)
     rate = f"{three_digits(a_second)} a second" if a_second >= 1 else f"{three_digits(60 * a_second)} a minute"
     rest_s = (total - done) / a_second
     rest = f"{rest_s:,.0f} s" if rest_s < 120 else f"{rest_s / 60:,.0f} min"
-    return f"{done:,} of {total:,} {things}, {rate}, {rest} to go"
+    return f"{done:,} of {total:,} {units}, {rate}, {rest} to go"
 
 
 def three_digits(value: float) -> str:

@@ -147,12 +147,12 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 gap = BillPart.START, "until the first window"
             ledger.add_one(at_s, stretch.start_s, gpus, (*gap, ALL))
             at_s = stretch.until_s
-            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
+            redone_share, lost_to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
             if resumed[number] is None and cut_off and place >= last:
-                again = 1.0
+                redone_share = 1.0
                 if place == last or not (window.whole and any(other.saves for other in windows)):
-                    to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
-            losses += _book(ledger, window, gpus, to, again)
+                    lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
+            losses += _book(ledger, window, gpus, lost_to, redone_share)
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
@@ -209,20 +209,20 @@ def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
 
 
 def _book(
-    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], again: float
+    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], redone_share: float
 ) -> Iterator[BilledLoss]:
-    """Bill a window, of which the share `again` is lost work; yield its losses, without times if its clock is wrong."""
+    """Bill a window, of which the share `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
     costs, stretch = window.costs, window.stretch
     length_s = stretch.until_s - stretch.start_s
-    lost_work: Claim = (*lost_to, again * length_s)
+    lost_work: Claim = (*lost_to, redone_share * length_s)
     if isinstance(costs, str):
         ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
     step_s, steps = window.row["recorded_s"] or 0.0, window.row["steps"]
     if length_s < steps * step_s:  # steps that warm up are shorter than the mean one
         steps = length_s / step_s
-    steps_kept = steps * (1 - again)
-    rest_s = length_s * (1 - again) - steps_kept * step_s
+    steps_kept = steps * (1 - redone_share)
+    rest_s = length_s * (1 - redone_share) - steps_kept * step_s
     between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > LEAST_DATED_S else 0.0)
     unplaced = dict(costs.planned)
     for loss in costs.losses:
@@ -232,10 +232,10 @@ def _book(
     beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
-    got = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
-    got = got[2 + len(work) :]
-    for loss, planned_s, beyond_s in zip(costs.losses, got, got[len(planned) :], strict=False):
-        redone_s = steps * again * (loss.seconds + loss.planned_s)
+    billed_s = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    billed_s = billed_s[2 + len(work) :]
+    for loss, planned_s, beyond_s in zip(costs.losses, billed_s, billed_s[len(planned) :], strict=False):
+        redone_s = steps * redone_share * (loss.seconds + loss.planned_s)
         placed = loss if stretch.dated else replace(loss, since=None, until=None)
         yield BilledLoss(window.row["number"], placed, planned_s + beyond_s, redone_s, steps * step_s, gpus)
 
@@ -368,7 +368,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
     """One cause at one place, oldest loss first. Its times are those of its first and its last slow step."""
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
-    lost_s, shown = sum(map(_lost_s, billed)), {attempt.number for attempt in billed}
+    lost_s, own_windows = sum(map(_lost_s, billed)), {attempt.number for attempt in billed}
     return RunCause(
         kind=first.loss.kind,
         cause=first.loss.cause,
@@ -382,8 +382,8 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         since=first.loss.since,
         until=last.loss.until,
         state=state,
-        windows=len(shown),
-        clear_windows=account.judged_between(first.number, last.number) - len(shown),
+        windows=len(own_windows),
+        clear_windows=account.judged_between(first.number, last.number) - len(own_windows),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
         redone_s=sum(attempt.redone_s for attempt in billed),

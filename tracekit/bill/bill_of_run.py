@@ -138,16 +138,16 @@ class _Page(Struct):
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
         start, until, worked = edges[:-1], edges[1:], _worked(attempt.work, edges)
         number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
-        again = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
+        redone_s = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
-            again = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
-        certain = resumed is not None or (self.saves and bool(recorded[again[:-1] > 0].all()))
+            redone_s = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
+        certain = resumed is not None or (self.saves and bool(recorded[redone_s[:-1] > 0].all()))
         missing = np.where(recorded, (begun - start[:-1]).clip(min=0) / 1e9, ALL)
 
         def planned(rows: slice) -> Iterator[Claim]:
             return ((part, str(part), seconds[rows]) for part, seconds in worked.items())
 
-        claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), again[:-1]), *planned(slice(-1))]
+        claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), redone_s[:-1]), *planned(slice(-1))]
         claims += [(BillPart.UNKNOWN, "steps that were not recorded", missing)]
         if isinstance(attempt.costs, str):
             claims += [(BillPart.UNKNOWN, "steps that cannot be analysed", ALL)]
@@ -160,7 +160,7 @@ class _Page(Struct):
                 )
         self.add(attempt, start[:-1], until[:-1], *claims)
         rest: Claim = (BillPart.UNKNOWN, "after the last step", ALL)
-        self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)
+        self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, redone_s[-1:]), *planned(slice(-1, None)), rest)
 
 
 def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
@@ -176,15 +176,15 @@ def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     row, stretch = row[inside], stretch[inside]
     seconds = (np.minimum(end[row], edges[stretch + 1]) - np.maximum(start[row], edges[stretch])) / 1e9
     total = pl.col("seconds").sum().over("at", "rank")
-    most = (
+    busiest = (
         work[row]
         .with_columns(at=pl.Series(stretch), seconds=pl.Series(seconds))
         .filter(pl.col("rank") == pl.col("rank").sort_by(total).last().over("at"))
     )
-    by_part = {part: most.filter(part=part) for part in PLANNED.values()}
+    by_part = {part: busiest.filter(part=part) for part in PLANNED.values()}
     return {
-        part: np.zeros(len(edges) - 1) + np.bincount(of["at"], of["seconds"], len(edges) - 1)
-        for part, of in by_part.items()
+        part: np.zeros(len(edges) - 1) + np.bincount(work_of_part["at"], work_of_part["seconds"], len(edges) - 1)
+        for part, work_of_part in by_part.items()
     }
 
 

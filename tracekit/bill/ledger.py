@@ -113,14 +113,14 @@ class Ledger:
         """Divide one stretch from `start_s` to `until_s` after the origin among claims: each gets its seconds, or what
         those before it have left. Returns what each got, seconds.
         """
-        remaining, got = until_s - start_s, list[float]()
+        remaining, spent_s = until_s - start_s, list[float]()
         for part, cause, seconds in claims:
             spent = min(remaining, float(seconds))
             remaining -= spent
             if spent > LEAST_S:
                 self._single.append((str(part), cause, gpus, start_s, until_s, spent))
-            got.append(spent if spent > LEAST_S else 0.0)
-        return got
+            spent_s.append(spent if spent > LEAST_S else 0.0)
+        return spent_s
 
     def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
         """The same of many stretches: arrays, or numbers."""
@@ -135,8 +135,8 @@ class Ledger:
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
         spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
-        to = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
-        of_many = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])].drop("rows"), spent], how="horizontal")
+        causes = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
+        of_many = pl.concat([causes[np.repeat(np.arange(len(causes)), causes["rows"])].drop("rows"), spent], how="horizontal")
         single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
             self._with_weeks(pl.concat([of_many, single]))
@@ -172,8 +172,8 @@ def lost_share(first: Any, last: Any, resumed: int | None) -> Any:
     """The share of the steps `first` to `last`, arrays or numbers, that are done again from step `resumed` on."""
     if resumed is None:
         return np.zeros(np.shape(first))
-    again = np.asarray(last) - np.maximum(first, resumed) + 1
-    return np.clip(again / (np.asarray(last) - first + 1), 0.0, 1.0)
+    redone = np.asarray(last) - np.maximum(first, resumed) + 1
+    return np.clip(redone / (np.asarray(last) - first + 1), 0.0, 1.0)
 
 
 def resumed_at(firsts: Sequence[int | None]) -> list[int | None]:

@@ -164,14 +164,14 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | 
     from tracekit.base.errors import FormatError
     from tracekit.collectors.importers.metrics import open_metrics
 
-    with progress() as tell:
-        tell("reading metrics")
-        opened: MetricSource = open_metrics(text)
-        samples = Samples.of(opened.samples(metrics, window, None))
+    with progress() as show_stage:
+        show_stage("reading metrics")
+        source: MetricSource = open_metrics(text)
+        samples = Samples.of(source.samples(metrics, window, None))
         if samples.series.is_empty():
             wanted = "any metric that tracekit reads" if metrics is None else ", ".join(metrics)
-            raise FormatError(f"{opened.name}: no samples of {wanted}, or no label Hostname or instance")
-        return opened.name, samples
+            raise FormatError(f"{source.name}: no samples of {wanted}, or no label Hostname or instance")
+        return source.name, samples
 
 
 def _suspicion(text: str) -> Suspicion:

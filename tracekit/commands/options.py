@@ -367,10 +367,10 @@ class Condition:
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
         if not match or (match[1] not in _FIGURES and match[1] not in _kinds()):
-            meant = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
+            suggestion = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
-                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{meant}"
+                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{suggestion}"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)

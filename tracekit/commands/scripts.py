@@ -104,21 +104,21 @@ def culprits_command(
     trusted = accused.trustworthy
     culprits = [culprit for culprit in accused.culprits if not part or culprit.part in part]
     nodes = nodes_of(culprits, trusted=trusted)
-    named = nodes.drain + (nodes.suspects if suspects and trusted else ())
+    nodes_to_drain = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
         f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else f"rank {culprit.rank}"
         for culprit in culprits
         if culprit.host is None or not is_node_name(culprit.host)
     ]
     if form == "json":
-        output = CulpritsOutput(accused.job, trusted, accused.trust, named, hostlist(named), nodes.suspects, culprits)
+        output = CulpritsOutput(accused.job, trusted, accused.trust, nodes_to_drain, hostlist(nodes_to_drain), nodes.suspects, culprits)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and culprits:
         from tracekit.dashboards.terminal.details import print_culprits
 
         print_culprits(culprits, console())
-    elif form == "slurm" and named:
-        click.echo(hostlist(named))
+    elif form == "slurm" and nodes_to_drain:
+        click.echo(hostlist(nodes_to_drain))
     doubt = None
     if not trusted:
         doubt = f"the report cannot be trusted, so no node is named for a script: {printable(accused.trust)}"
@@ -129,7 +129,7 @@ def culprits_command(
             f"the node of {listed(nameless, _MOST_LISTED)} is unknown: the trace's metadata has"
             " no `hosts` for it, or a name that no node can have"
         )
-    elif form == "slurm" and len(named) < len(nodes.drain + nodes.suspects):
+    elif form == "slurm" and len(nodes_to_drain) < len(nodes.drain + nodes.suspects):
         doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
     if form != "json" and doubt is not None:
         say(f"tracekit: {short(accused.job)}: {doubt}")
@@ -137,7 +137,7 @@ def culprits_command(
         return ExitCode.NO_ANSWER
     if nameless:
         return ExitCode.UNKNOWN_NODE
-    return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
+    return ExitCode.DONE if nodes_to_drain or form == "text" else ExitCode.NO_ANSWER
 
 
 def _accused(source: JobArguments) -> Accused:
@@ -175,8 +175,8 @@ def _check_parts(parts: Sequence[str]) -> None:
 
     expected = parts_of_ranks()
     if unknown := [name for name in parts if name not in expected]:
-        meant = did_you_mean(unknown[0], expected)
-        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}{meant}")
+        suggestion = did_you_mean(unknown[0], expected)
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}{suggestion}")
 
 
 @click.command("gate")
@@ -235,11 +235,11 @@ def gate_command(
     for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
         if path is not None:
             check_writable(path, kind)
-    with progress("reading the run") as tell:
+    with progress("reading the run") as show_stage:
         run = source.load()
         before = []
         for baseline in baselines:
-            tell(f"reading {short(baseline)}")
+            show_stage(f"reading {short(baseline)}")
             before.append(_named(baseline, source).load())
         verdict = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
     if junit is not None:
@@ -291,10 +291,10 @@ def compare_command(
         JobArguments((Path(name),), layout, unit) if store is None else JobArguments(store=store, job=name)
         for name in (before, after)
     ]
-    with progress() as tell:
+    with progress() as show_stage:
         reports = []
         for name, source in zip((before, after), sources, strict=True):
-            tell(f"analysing {short(name)}")
+            show_stage(f"analysing {short(name)}")
             reports.append(source.load().whatif())
     comparison = compare_runs((reports[0], reports[1]))
     applied = None
@@ -302,11 +302,11 @@ def compare_command(
         from tracekit.store import Store
         from tracekit.store.incidents import current_user
 
-        opened = Store(store)
-        expected = opened.report(before)
+        jobs = Store(store)
+        expected = jobs.report(before)
         promised = reports[0] if expected is None else expected
         applied = fix_applied((reports[0], reports[1]), promised.fixes, fix, time.time(), current_user())
-        opened.note_applied(applied)
+        jobs.note_applied(applied)
     if as_json:
         click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(comparison.output), fix=applied)))
         return

@@ -74,14 +74,14 @@ def export_command(
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
         raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
-    with progress("reading the trace") as tell:
+    with progress("reading the trace") as show_stage:
         loaded = source.load()
         if as_trace:
-            tell("writing")
+            show_stage("writing")
             loaded.trace.write_parquet(out)
             click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
             return
-        tell("replaying and writing")
+        show_stage("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f", {exported.steps} of {counted(exported.steps_in_job, 'step')}" if exported.steps_in_job else ""
     if steps is None and exported.steps < exported.steps_in_job:
@@ -301,8 +301,8 @@ def check(store: Path) -> int:
     from tracekit.store import Store
     from tracekit.store.care import damages
 
-    with progress() as tell:
-        faults = list(damages(Store(store), tell))
+    with progress() as show_stage:
+        faults = list(damages(Store(store), show_stage))
     _echo(faults)
     result = f"{len(faults)} damaged" if faults else "all files are whole"
     click.echo(f"{printable(str(store))}: {result}")
@@ -320,9 +320,9 @@ def repair(store: Path) -> None:
     from tracekit.store import Store
     from tracekit.store.care import repair as repairing
 
-    with progress() as tell:
-        done = repairing(Store(store), lambda trace: job_of(trace).stored(), tell)
-    if not _echo(done):
+    with progress() as show_stage:
+        repairs = repairing(Store(store), lambda trace: job_of(trace).stored(), show_stage)
+    if not _echo(repairs):
         click.echo(f"{printable(str(store))}: nothing to repair")
 
 
@@ -340,11 +340,11 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
     age = None if older_than is None else _age("--older-than", older_than)
-    most = None if max_size is None else bytes_of(max_size)
-    if max_size is not None and most is None:
+    most_bytes = None if max_size is None else bytes_of(max_size)
+    if max_size is not None and most_bytes is None:
         raise SelectionError(f"--max-size {max_size!r:.40}; expected a number of bytes, such as 500M or 50G")
-    with progress() as tell:
-        removed = pruning(Store(store), older_than=age, most_bytes=most, tell=tell)
+    with progress() as show_stage:
+        removed = pruning(Store(store), older_than=age, most_bytes=most_bytes, tell=show_stage)
     if not _echo(removed):
         click.echo(f"{printable(str(store))}: nothing to prune")
 

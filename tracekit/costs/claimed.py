@@ -67,12 +67,12 @@ class ClaimedCosts(Struct, frozen=True):
         lost = dict[tuple[BillPart, str], float]()
         for loss in self.losses:
             lost[loss.part, loss.cause] = lost.get((loss.part, loss.cause), 0.0) + loss.seconds
-        return {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}
+        return {target: seconds for target, seconds in lost.items() if seconds > LEAST_S}
 
     @property
     def claims(self) -> tuple[Claim, ...]:
         """What a step goes to beyond planned work, in order."""
-        return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
+        return (*((*target, seconds) for target, seconds in self.lost.items()), *self.rest)
 
 
 def stored_costs(text: str) -> ClaimedCosts | None:

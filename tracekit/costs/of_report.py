@@ -88,19 +88,19 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
         of_kind = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
         named_s = sum(_cost_s(cause) for _, cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
-        named = []
+        on_causes = []
         for position, cause in of_kind:
             work = _planned_part(cause)
-            to = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
+            billed_as = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            named.append(PlacedLoss(kind, to, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
+            on_causes.append(PlacedLoss(kind, billed_as, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
             on_ranks = [bool(cause.where.ranks) for _, cause in of_kind]
-            uneven_s = sum(_uneven_work_s(report, [*lost, *named], planned).values())
-            rest, named = _without(uneven_s, rest, named, on_ranks)
-        lost += [*named, rest]
+            uneven_s = sum(_uneven_work_s(report, [*lost, *on_causes], planned).values())
+            rest, on_causes = _without(uneven_s, rest, on_causes, on_ranks)
+        lost += [*on_causes, rest]
     return lost
 
 
@@ -132,12 +132,12 @@ def _uneven_work_s(
 
 
 def _without(
-    seconds: float, rest: PlacedLoss, named: Sequence[PlacedLoss], on_ranks: Sequence[bool]
+    seconds: float, rest: PlacedLoss, on_causes: Sequence[PlacedLoss], on_ranks: Sequence[bool]
 ) -> tuple[PlacedLoss, list[PlacedLoss]]:
     """The losses without so many seconds, as far as they go: of the rest first, then of those on ranks."""
     taken_s = min(rest.seconds, seconds)
     rest, seconds, losses = replace(rest, seconds=rest.seconds - taken_s), seconds - taken_s, list[PlacedLoss]()
-    for loss, on_rank in zip(named, on_ranks, strict=True):
+    for loss, on_rank in zip(on_causes, on_ranks, strict=True):
         taken_s = min(loss.seconds, seconds) if on_rank and loss.work is None else 0.0
         seconds -= taken_s
         losses.append(replace(loss, seconds=loss.seconds - taken_s))
@@ -170,8 +170,8 @@ def _others(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, 
         kind = _loss_of(cause)
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
-            to = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
-            others[to] = others.get(to, 0.0) + seconds
+            target = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
+            others[target] = others.get(target, 0.0) + seconds
     return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
 
 

@@ -258,7 +258,7 @@ def _workers(report: Report, uuids: Mapping[str, str]) -> pl.DataFrame:
     for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
         culprits.setdefault(culprit.worker or culprit.rank, culprit)
     places = [row.worker if isinstance(row, OfWorker) else row.rank for row in rows]
-    named = [culprits.get(place) for place in places]
+    culprit_ranks = [culprits.get(place) for place in places]
     columns = {name: [getattr(row, name, None) for row in rows] for name in ("dp_rank", "pp_rank", "rank")}
     return frame(
         "workers",
@@ -269,7 +269,7 @@ def _workers(report: Report, uuids: Mapping[str, str]) -> pl.DataFrame:
             "gpu": [uuids.get(str(rank)) for rank in columns["rank"]],
             "slowest": [place in slowest for place in places],
             **{
-                figure: [None if culprit is None else getattr(culprit, figure) for culprit in named]
+                figure: [None if culprit is None else getattr(culprit, figure) for culprit in culprit_ranks]
                 for figure in ("part", "cost_s", "confidence")
             },
         },

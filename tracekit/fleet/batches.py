@@ -110,19 +110,19 @@ def analyse_batch(batch: Batch) -> TaskOutcome:
 
 
 def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequence[Any]) -> _Result:
-    whole, seen = Divided(answers), None
+    divided, seen = Divided(answers), None
     try:
         if placed.exists():
-            seen, trace, lanes, whole.asked = _load(placed)
+            seen, trace, lanes, divided.asked = _load(placed)
         else:
             trace = job.read(steps)
             seen = _Seen(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
-            lanes = place_lanes(trace, whole)
+            lanes = place_lanes(trace, divided)
             # can be pickled
             trace = replace(trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata))
-            _save(placed, (seen, trace, lanes, whole.asked))
-        graph = JobGraph.from_trace(trace, job.method, whole, lanes, lambda: job.read(steps))
-        return _Result(seen, None, ReplayedSteps.of(graph.replay, whole))
+            _save(placed, (seen, trace, lanes, divided.asked))
+        graph = JobGraph.from_trace(trace, job.method, divided, lanes, lambda: job.read(steps))
+        return _Result(seen, None, ReplayedSteps.of(graph.replay, divided))
     except Asked as question:
         return _Result(seen, question.merge, question.part)
     except TracekitError as error:
@@ -137,9 +137,9 @@ def analysed_in_batches(
     batch_ops: int = BATCH_OPS,
     evidence_ops: int = EVIDENCE_OPS,
     progress: Progress = lambda _: None,
-    asked: ReportOptions,
+    options: ReportOptions,
 ) -> Analysis:
-    """The analysis of a job. `asked`: as `Job.analyse` takes it. `ignored`: step numbers to leave out.
+    """The analysis of a job. `options`: as `Job.analyse` takes it. `ignored`: step numbers to leave out.
 
     `batch_ops`, `evidence_ops`: the ops of a batch, and of the steps from which causes and fixes follow, unless a
     single step has more. Raises TraceError and its like as the analysis in one piece does, SelectionError if only that
@@ -156,10 +156,10 @@ def analysed_in_batches(
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")
     job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
-    whole = _Whole(job, executor)
-    while (parts := whole.replayed(steps, batch_ops)) is None:
+    run = _Whole(job, executor)
+    while (parts := run.replayed(steps, batch_ops)) is None:
         pass
-    return whole.analysis(joined(parts), ops, len(steps), evidence_ops, asked)
+    return run.analysis(joined(parts), ops, len(steps), evidence_ops, options)
 
 
 class _Whole:
@@ -188,12 +188,12 @@ class _Whole:
                 if error := next((result.part for result in results if isinstance(result.part, TracekitError)), None):
                     self._leave_out_cut(error)
                     return None
-                asked = {result.asked for result in results}
-                if asked == {None}:
+                merges = {result.asked for result in results}
+                if merges == {None}:
                     return [result.part for result in results]
-                if len(asked) > 1:
+                if len(merges) > 1:
                     raise SelectionError(f"{self.job.path}: its steps differ too much for batches; use --engine local")
-                (merge,) = asked
+                (merge,) = merges
                 assert merge is not None, "handled above"
                 answer = merge([result.part for result in results])
                 if isinstance(answer, JobLanes) and self._leaves_out(answer):
@@ -201,8 +201,8 @@ class _Whole:
                 self.answers.append(answer)
 
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
-        most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in batch) for batch in batches]
-        unfinished = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
+        memory_bytes = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in batch) for batch in batches]
+        unfinished = {number: Batch(str(folder), number, memory_bytes[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):
             for outcome in self.executor.run(list(unfinished.values()), alone=attempt > 0):
                 reason = outcome.reason
@@ -246,7 +246,7 @@ class _Whole:
         return False
 
     def analysis(
-        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: ReportOptions
+        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, options: ReportOptions
     ) -> Analysis:
         """The analysis, with causes and fixes from some steps."""
         from tracekit.analysis.job.pipeline_report import ReplayedJob, published_graph
@@ -256,8 +256,8 @@ class _Whole:
         trace = self.job.read([*sampled, *left_out] if all_here else sampled)
         replayed = trace.without_steps(left_out) if all_here and left_out else trace
         graph = JobGraph.from_trace(replayed, self.job.method, Divided(self.answers))
-        whole = structs.replace(graph.graph, dropped_lanes=self.dropped)
-        graph = structs.replace(graph, graph=whole, left_out_steps=left_out)
+        op_graph = structs.replace(graph.graph, dropped_lanes=self.dropped)
+        graph = structs.replace(graph, graph=op_graph, left_out_steps=left_out)
         ranks = self._ranks()
         dp_rank, pp_rank = np.array([(worker.dp_rank, worker.pp_rank) for worker in ranks]).T
         lean = ReplayedJob(
@@ -267,7 +267,7 @@ class _Whole:
             published=published_graph(trace, graph) if all_here else None,
         )
         del trace, replayed
-        analysed = lean.analysed(asked)
+        analysed = lean.analysed(options)
         attribution = structs.replace(analysed.attribution, **fields)
         diagnosis = analysed.diagnosis
         if not all_here:
@@ -324,11 +324,11 @@ def _load(path: Path) -> Any:
 
 def _save(path: Path, value: Any) -> None:
     """Write a file as a whole, so that a task that dies leaves none. Raises OutputError."""
-    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with open(whole, "wb") as file:
+        with open(temporary, "wb") as file:
             pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
-        whole.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise OutputError(
             f"{path.parent}: temporary files of the analysis: {error.strerror}; set TMPDIR to a folder with more room"

@@ -247,7 +247,7 @@ def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
 def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """`kind`, `title`, `jobs`, `lost_gpu_hours`, `lost` (share of all GPU-hours), most lost first."""
     rows = study.table("causes").select("job", "kind", "title", "lost_gpu_hours").collect()
-    whole = float(jobs["gpu_hours"].sum()) or float("nan")
+    all_hours = float(jobs["gpu_hours"].sum()) or float("nan")
     of_job = (
         rows.join(jobs.select("job", hours=pl.col("gpu_hours")), on="job")
         .group_by("job", "kind", "hours", maintain_order=True)
@@ -257,7 +257,7 @@ def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     return (
         of_job.group_by("kind")
         .agg(title=pl.col("title").mode().min(), jobs=pl.len(), lost_gpu_hours=pl.col("lost_gpu_hours").sum())
-        .with_columns(lost=pl.col("lost_gpu_hours") / whole)
+        .with_columns(lost=pl.col("lost_gpu_hours") / all_hours)
         .sort("lost_gpu_hours", "kind", descending=[True, False])
     )
 
@@ -373,14 +373,14 @@ def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
     return sums
 
 
-def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Interval:
-    """A ratio of two sums. `of`, `to`: columns [jobs]; `of_samples`, `to_samples`: their sums in each sample."""
-    whole = float(to.sum())
-    if not whole > 0:
+def ratio(part: Floats, total: Floats, part_samples: Floats, total_samples: Floats) -> Interval:
+    """A ratio of two sums. `part`, `total`: columns [jobs]; `part_samples`, `total_samples`: their sums in each sample."""
+    total_sum = float(total.sum())
+    if not total_sum > 0:
         return Interval(float("nan"), float("nan"), float("nan"))
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = interval(of_samples / to_samples)
-    return Interval(float(of.sum()) / whole, low, high)
+        low, high = interval(part_samples / total_samples)
+    return Interval(float(part.sum()) / total_sum, low, high)
 
 
 def interval(samples: Floats) -> tuple[float, float]:
@@ -442,8 +442,8 @@ def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
     )  # fmt: skip
 
 
-def _share(name: str, paper: float, part: pl.DataFrame, whole: pl.DataFrame) -> PaperFigure:
-    return PaperFigure(name, paper, part.height / whole.height if whole.height else None, SHARE, whole.height)
+def _share(name: str, paper: float, part: pl.DataFrame, total: pl.DataFrame) -> PaperFigure:
+    return PaperFigure(name, paper, part.height / total.height if total.height else None, SHARE, total.height)
 
 
 def _mean(name: str, paper: float, jobs: pl.DataFrame) -> PaperFigure:

@@ -52,13 +52,13 @@ class StudySource:
         return self.url.startswith(ADDRESSES)
 
 
-def find_sources(named: Iterable[str]) -> list[StudySource]:
+def find_sources(arguments: Iterable[str]) -> list[StudySource]:
     """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any.
 
     Reads only names, sizes and times, and the first bytes of files whose names do not identify them.
     """
     sources: dict[str, StudySource] = {}
-    for text in named:
+    for text in arguments:
         in_place = list(_expand(text, Search(Path(text), bounded=False)))
         for source in in_place:
             sources.setdefault(source.url, source)

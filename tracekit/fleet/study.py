@@ -121,10 +121,10 @@ class Study:
         """True if a content has been analysed, in the tables or not."""
         if self.contained.status(_result_name(digest, analysis)) is not None:
             return True
-        own = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
+        of_job = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
         parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
         return any(
-            not pl.scan_parquet(part, glob=False).filter(own).select("job").head(1).collect().is_empty()
+            not pl.scan_parquet(part, glob=False).filter(of_job).select("job").head(1).collect().is_empty()
             for part in parts
         )
 
@@ -218,26 +218,26 @@ class Study:
         `failed`: outcomes without a lasting result, by source. `tried`: all sources of this run.
         """
         before = {row["source"]: row["job"] for row in self.read("sources").to_dicts()}
-        now = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
+        digest_of_url = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
         results = dict(self._waiting(analysis))
-        wanted = set(now.values())
+        wanted = set(digest_of_url.values())
         dropped = set(before.values()) - wanted
-        first = _first_source(now)
+        first = _first_source(digest_of_url)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
             of_part = {digest: name for digest, name in results.items() if digest[0] == part}
             if of_part or any(digest[0] == part for digest in dropped):
                 left_out += self._fold_part(part, of_part, wanted)
-        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in now]))
+        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in digest_of_url]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
         )
         self._write("exclusions", exclusions.sort("job", "source", "rule", nulls_last=True))
-        sources = frame("sources", {"source": sorted(now), "job": [now[url] for url in sorted(now)]})
+        sources = frame("sources", {"source": sorted(digest_of_url), "job": [digest_of_url[url] for url in sorted(digest_of_url)]})
         self._write("sources", sources)
         for name in results.values():
             self.contained.remove(name)
-        self._forget(now)
+        self._forget(digest_of_url)
 
     def _fold_part(self, part: str, results: Mapping[str, str], wanted: set[str]) -> list[pl.DataFrame]:
         """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
@@ -268,9 +268,9 @@ class Study:
         except OSError as error:
             raise _cannot_write(self.path / name, error) from None
 
-    def _forget(self, now: Mapping[str, str]) -> None:
+    def _forget(self, current: Mapping[str, str]) -> None:
         """Reduce the log of seen sources to one line per source."""
-        lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in now]
+        lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in current]
         self._put(_SEEN, b"".join(lines))
 
 
@@ -286,11 +286,11 @@ def _line(url: str, stamp: str, digest: str) -> bytes:
     return json.dumps([url, stamp, digest]).encode() + b"\n"
 
 
-def _first_source(now: Mapping[str, str]) -> dict[str, str]:
+def _first_source(digest_of_url: Mapping[str, str]) -> dict[str, str]:
     """Content -> the first source with it, by name."""
     first: dict[str, str] = {}
-    for url in sorted(now):
-        first.setdefault(now[url], url)
+    for url in sorted(digest_of_url):
+        first.setdefault(digest_of_url[url], url)
     return first
 
 
@@ -358,12 +358,12 @@ def run_study(
     analysis = analysis_version()
     with study.running(analysis):
         seen, done = study.seen(), study.analysed(analysis)
-        todo = [source for source in sources if not _is_done(source, seen, done)]
-        outcomes = _analyse(study, todo, executor, analysis, progress)
+        pending = [source for source in sources if not _is_done(source, seen, done)]
+        outcomes = _analyse(study, pending, executor, analysis, progress)
         failed = {outcome.url: outcome for outcome in outcomes if outcome.rule is not None}
         if outcomes or study.unfinished:
-            study.fold(analysis, failed, {source.url for source in todo})
-    return RunSummary(len(sources), len(sources) - len(todo), outcomes)
+            study.fold(analysis, failed, {source.url for source in pending})
+    return RunSummary(len(sources), len(sources) - len(pending), outcomes)
 
 
 def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[str]) -> bool:
@@ -372,23 +372,23 @@ def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[st
 
 
 def _analyse(
-    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
+    study: Study, pending: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
 ) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
-    of_url = {source.url: source for source in todo}
-    standing, outcomes = Standing(len(todo)), list[TaskOutcome]()
+    of_url = {source.url: source for source in pending}
+    standing, outcomes = Standing(len(pending)), list[TaskOutcome]()
     progress(standing)
     waiting = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
     for last in (False, True):
-        again = []
+        retried = []
         for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
             study.note_seen(of_url[outcome.url], outcome)
             if outcome.died and not last:
-                again.append(outcome.url)
+                retried.append(outcome.url)
                 continue
             outcomes.append(outcome)
             standing.done += 1
             standing.failed.update([outcome.rule] if outcome.rule is not None else [])
             progress(standing)
-        waiting = sorted(again)
+        waiting = sorted(retried)
     return sorted(outcomes, key=lambda outcome: outcome.url)

@@ -62,9 +62,9 @@ class _Side:
         """The figure, and its value in each sample; nan if there are no such jobs."""
         if figure not in self.sums:
             return float("nan"), np.empty(0)
-        whole, samples = self.sums[figure]
+        totals, samples = self.sums[figure]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(whole[0] / whole[1]), samples[:, 0] / samples[:, 1]
+            return float(totals[0] / totals[1]), samples[:, 0] / samples[:, 1]
 
 
 def compare_studies(before: Study, after: Study) -> FleetComparison:
@@ -76,9 +76,9 @@ def compare_studies(before: Study, after: Study) -> FleetComparison:
 
 def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[FleetChange]:
     for figure in figures:
-        (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
-        count = min(len(drawn), len(drawn_again))
-        low, high = interval(drawn_again[:count] - drawn[:count])
+        (first, samples), (second, other_samples) = before.ratio(figure), after.ratio(figure)
+        count = min(len(samples), len(other_samples))
+        low, high = interval(other_samples[:count] - samples[:count])
         yield FleetChange(*figure, first, second, Interval(second - first, low, high), _direction(low, high))
 
 
@@ -116,7 +116,7 @@ def _side(study: Study, seed: int) -> _Side:
     return _Side(
         jobs.height,
         {
-            figure: (np.array([of.sum(), to.sum()]), sums[:, 2 * index : 2 * index + 2])
-            for index, (figure, (of, to)) in enumerate(columns.items())
+            figure: (np.array([part.sum(), total.sum()]), sums[:, 2 * index : 2 * index + 2])
+            for index, (figure, (part, total)) in enumerate(columns.items())
         },
     )

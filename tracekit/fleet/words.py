@@ -144,10 +144,10 @@ def _distribution(figures: FleetFigures) -> Table:
 
 def _groups(figures: FleetFigures) -> Iterator[Table]:
     for name, rows in figures.groups.items():
-        shown = rows if name in ("size", "week") else rows.head(MOST_ROWS)
-        cells = [_group_row(row) for row in shown.iter_rows(named=True)]
+        listed_rows = rows if name in ("size", "week") else rows.head(MOST_ROWS)
+        cells = [_group_row(row) for row in listed_rows.iter_rows(named=True)]
         heads = ("", "jobs", "GPU-hours lost", "straggling", "lost")[: len(cells[0]) if cells else 5]
-        more = f"{rows.height - shown.height:,} more in the JSON." if rows.height > shown.height else ""
+        more = f"{rows.height - listed_rows.height:,} more in the JSON." if rows.height > listed_rows.height else ""
         yield Table(_TITLES[name], heads, tuple(cells), more)
 
 

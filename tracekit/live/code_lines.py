@@ -71,9 +71,9 @@ class StackSamples(msgspec.Struct, dict=True):
 
     def is_more_often_at(self, line: _Line, peer: StackSamples) -> bool:
         """Whether this rank is at a line more often than a peer, by more than chance explains."""
-        own, other = self.share_at(line), peer.share_at(line)
-        pooled = (own * self.samples + other * peer.samples) / (self.samples + peer.samples)
-        return own - other > _APART * math.sqrt(pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples))
+        own_share, peer_share = self.share_at(line), peer.share_at(line)
+        pooled = (own_share * self.samples + peer_share * peer.samples) / (self.samples + peer.samples)
+        return own_share - peer_share > _APART * math.sqrt(pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples))
 
     @cached_property
     def _counts(self) -> dict[tuple[str, int, str], int]:
@@ -135,18 +135,18 @@ class LineQuestion:
         if line is None:
             return None
         name = code_name(f"{line.file}({line.number}): {line.function}")
-        others = ", ".join(f"rank {rank} in {of.share_at(line):.0%}" for rank, of in peers.items())
+        others = ", ".join(f"rank {rank} in {samples.share_at(line):.0%}" for rank, samples in peers.items())
         return f"rank {self.rank} is at {name} in {slow.share_at(line):.0%} of samples, {others}"
 
 
 class LineAsker:
     """Asks for the line of code of a cause that is about to open an incident of a job; one question at a time.
 
-    `tell`: called with a line for the user.
+    `log`: called with a line for the user.
     """
 
-    def __init__(self, store: Store, job: str, tell: Callable[[str], None]) -> None:
-        self._store, self._job, self._tell = store, job, tell
+    def __init__(self, store: Store, job: str, log: Callable[[str], None]) -> None:
+        self._store, self._job, self._log = store, job, log
         self._question: LineQuestion | None = None
         self._answers: dict[int, StackSamples] = {}
         self._off = False
@@ -163,7 +163,7 @@ class LineAsker:
             self._question = LineQuestion.ask(attempt, new[0], findings.report, healthy) if new else None
         except (OSError, StoreError) as error:
             self._off = True
-            self._tell(f"ranks are not asked for lines of code: {error}")
+            self._log(f"ranks are not asked for lines of code: {error}")
 
     def waits(self, *, at_end: bool = False) -> bool:
         """Whether answers are still missing. `at_end`: the job has ended, and nobody answers any more."""
@@ -199,5 +199,5 @@ def _line_apart(slow: StackSamples, peers: Collection[StackSamples], share: floa
     largest = max(excess.values(), default=0.0)
     if largest <= 0 or largest < share / 2:
         return None
-    ours = [line for line, more in excess.items() if more >= _MOST_OF_IT * largest]
-    return max(ours, key=lambda line: (not any(mark in line.file for mark in _LIBRARIES), line.depth))
+    own_lines = [line for line, more in excess.items() if more >= _MOST_OF_IT * largest]
+    return max(own_lines, key=lambda line: (not any(mark in line.file for mark in _LIBRARIES), line.depth))

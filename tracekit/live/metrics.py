@@ -155,8 +155,8 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         "tracekit_incident_windows", "Windows from the first to the last that shows it; 0 for a hang", labels=labels
     )
     info = InfoMetricFamily("tracekit_incident", "An open incident in words", labels=[LABEL, "incident"])
-    shown = _costliest(incidents)
-    for incident in shown:
+    costliest = _costliest(incidents)
+    for incident in costliest:
         cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
@@ -167,7 +167,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
         "Open incidents without series, because others cost more",
-        len(incidents) - len(shown),
+        len(incidents) - len(costliest),
     )
     yield from (lost, windows, info, left_out)
 
@@ -185,8 +185,8 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _label(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
+    label = printable(text)
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
 
 
 def remembered(store: Store) -> Callable[[], JobStates]:
@@ -271,13 +271,13 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
     for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
         registry.register(collector)
 
-    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+    def answer(environment: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         asked_at = time.monotonic()
         body = generate_latest(registry)
         start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         yield body
         # Only now: the watch must not end until the answer is sent.
-        scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
+        scrapes.note(str(environment.get("REMOTE_ADDR")), asked_at)
 
     try:
         server, thread = start_http_server(port, host)

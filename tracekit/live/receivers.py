@@ -77,11 +77,11 @@ class Notifier:
         self._sent = self._failed = 0
         self.problem: str | None = None
         self._page = page
-        who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
+        credentials, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
         self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
-        if who:
-            name, _, password = who.partition(":")
+        if credentials:
+            name, _, password = credentials.partition(":")
             secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
             self._headers["Authorization"] = f"Basic {secret}"
         self._told: str | None = None
@@ -94,14 +94,14 @@ class Notifier:
         """The messages so far, by outcome: `sent`, `failed` or `dropped`."""
         return {"sent": self._sent, "failed": self._failed, "dropped": self._outbox.dropped}
 
-    def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
+    def send(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
         """Queue a message about opened and closed incidents; never blocks."""
         if not opened and not closed:
             return
-        begun, over = _costliest(opened), _costliest(closed)
-        left_out = len(opened) + len(closed) - len(begun) - len(over)
+        opened_first, closed_first = _costliest(opened), _costliest(closed)
+        left_out = len(opened) + len(closed) - len(opened_first) - len(closed_first)
         write = message if self._elsewhere is None else text_message
-        body = write(begun, over, self._page, left_out)
+        body = write(opened_first, closed_first, self._page, left_out)
         by_status = (("opened", opened), ("closed", closed))
         keys = [(incident.incident_id, status) for status, incidents in by_status for incident in incidents]
         self._outbox.put((body, keys))
@@ -247,8 +247,8 @@ def _lines(incident: Incident, status: str, page: str) -> str:
     state = status
     if incident.closed_because is not None:
         state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
-    what = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
-    lines = [f"{mark} **{_escaped(incident.job)}**: {what}"]
+    subject = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
+    lines = [f"{mark} **{_escaped(incident.job)}**: {subject}"]
     if status == "opened":
         lines.append(f"**Since**: {_escaped(since_words(incident, utc))}")
         lines += [f"**{title}**: {_escaped(text)}" for title, text in advice(incident)]
@@ -285,23 +285,23 @@ class TrackerProcess:
         )
         self._outbox = Outbox[int](self._log, "tracekit-tracker")
 
-    def tell(self, windows: Sequence[dict[str, Any]]) -> None:
+    def send(self, windows: Sequence[dict[str, Any]]) -> None:
         """Queue windows, as `Changes` has them; never blocks."""
         for window in windows:
             self._outbox.put(window["number"])
 
     def close(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds for the windows and the page; then end the process. What is left is lost."""
-        until, (to, confirmed) = time.monotonic() + timeout_s, self._pipes()
+        deadline, (requests, answers) = time.monotonic() + timeout_s, self._pipes()
         self._outbox.close(timeout_s)
         self.dropped = self._outbox.dropped + self._unconfirmed
         with suppress(OSError):  # it has ended
-            to.close()
+            requests.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(until - time.monotonic(), 0.0))
+            self._process.wait(max(deadline - time.monotonic(), 0.0))
         self._process.kill()
         self._process.wait()
-        confirmed.close()
+        answers.close()
 
     def losses(self) -> Iterator[str]:
         """A line with the number of windows that did not arrive, if there are any, or that the page did not."""
@@ -312,11 +312,11 @@ class TrackerProcess:
 
     def _log(self, number: int) -> None:
         """Hand over a window, and wait until the process confirms it."""
-        (to, confirmed), answer = self._pipes(), ""
+        (requests, answers), answer = self._pipes(), ""
         with suppress(OSError, ValueError):  # it has ended, or the watch has
-            to.write(f"{number}\n")
-            to.flush()
-            answer = confirmed.readline()
+            requests.write(f"{number}\n")
+            requests.flush()
+            answer = answers.readline()
         self.logged += bool(answer)
         self._unconfirmed += not answer
 
@@ -340,7 +340,7 @@ class DeliveryLog:
         """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
         self._add(f"{incident} {status}\n" for incident, status in messages)
 
-    def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
+    def undelivered(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
         """Return the open and the closed incidents not yet sent as such. Raises StoreError.
 
         Incidents that had closed before the receiver was first used are not sent.

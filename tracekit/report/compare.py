@@ -79,8 +79,8 @@ class Side:
             return counted(self.layout["engines"], "engine") if self.layout["engines"] else "phases alone"
         if ranks := self.layout.get("ranks"):
             return f"{counted(ranks, 'rank')} on {gpus}"
-        shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
-        return f"{shown or 'one worker'} on {gpus}"
+        sizes = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
+        return f"{sizes or 'one worker'} on {gpus}"
 
     def lost_share_by_step(self) -> Floats:
         """Contribution of each step to the share that is lost, [steps]."""
@@ -212,8 +212,8 @@ def _lost_here(report: Report, rows: Sequence[OfStep]) -> float:
     def share(steps: Sequence[OfStep]) -> float:
         return sum(row.lost_s or 0.0 for row in steps) / (sum(row.recorded_s for row in steps) or 1.0)
 
-    whole = share(report.by_step)
-    return share(rows) / whole if whole else 0.0
+    overall = share(report.by_step)
+    return share(rows) / overall if overall else 0.0
 
 
 def rates(before: float | None, after: float | None) -> str | None:
@@ -228,35 +228,35 @@ def verdict(before: Side, after: Side) -> EffectInWords:
     same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
-        what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
+        subject = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
         show: Callable[[float], str] = seconds
         size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
     else:
         # Beside the whole step: of a loss of 0.1 %, no change is large.
         change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
-        what, show = "a step loses", lambda value: f"{value - 1:.1%}"
+        subject, show = "a step loses", lambda value: f"{value - 1:.1%}"
         size, spread = _points(abs(change.difference)), _between(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
-    now, then, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
+    later, earlier, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
     outcome = _outcome(change)
     if outcome is ChangeEffect.NO_DIFFERENCE:
-        both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
-        what = f"{what} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
+        both = f"{later} on both sides" if later == earlier else f"{earlier} before and {later} after"
+        subject = f"{subject} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
     elif not change.difference:
-        what = f"{what} {now} on both sides"
-    elif now == then:  # a clear difference, but smaller than the digits shown
-        what = f"{what} {size} {word}, about {now}"
+        subject = f"{subject} {later} on both sides"
+    elif later == earlier:  # a clear difference, but smaller than the digits shown
+        subject = f"{subject} {size} {word}, about {later}"
     else:
-        what = f"{what} {now} instead of {then}, {size} {word}"
-    how = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
+        subject = f"{subject} {later} instead of {earlier}, {size} {word}"
+    basis = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
     if change.low is None:
-        how = f"too few {several} show how much they differ by chance"
+        basis = f"too few {several} show how much they differ by chance"
     elif outcome is ChangeEffect.UNKNOWN:
-        how = f"it may be chance: {how}; record more steps"
-    return EffectInWords(outcome, what, how, _notes(before, after), not same_layout)
+        basis = f"it may be chance: {basis}; record more steps"
+    return EffectInWords(outcome, subject, basis, _notes(before, after), not same_layout)
 
 
 def _outcome(change: MeanDifference) -> ChangeEffect:
@@ -374,8 +374,8 @@ def _costs(report: Report, table: str, column: str) -> dict[str, float]:
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    was, now = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
-    return tuple(CostChange(name, was.get(name), now.get(name)) for name in was | now)
+    earlier, later = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
+    return tuple(CostChange(name, earlier.get(name), later.get(name)) for name in earlier | later)
 
 
 def first_split(report: Report) -> int | None:

@@ -117,7 +117,7 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         causes=Causes(
             gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
             new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
-            staying=tuple(_staying(reports, was, now) for was, now in change.staying),
+            staying=tuple(_staying(reports, earlier, later) for earlier, later in change.staying),
         ),
         kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
@@ -161,14 +161,14 @@ def _cause(report: Report, cause: Finding, word: str) -> str:
     return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
 
 
-def _staying(reports: tuple[Report, Report], was: Finding, now: Finding) -> str:
+def _staying(reports: tuple[Report, Report], earlier: Finding, later: Finding) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
-    sentence = reports[1].answer.causes[reports[1].findings.index(now)]
-    then, today = _price(reports[0], was), _price(reports[1], now)
-    if then == today and then is not None:
-        return f"{sentence} ({then})"
+    sentence = reports[1].answer.causes[reports[1].findings.index(later)]
+    price_before, price_after = _price(reports[0], earlier), _price(reports[1], later)
+    if price_before == price_after and price_before is not None:
+        return f"{sentence} ({price_before})"
     return (
-        sentence if then is None or today is None else f"{sentence} ({then.replace('costs', 'cost', 1)}, now {today})"
+        sentence if price_before is None or price_after is None else f"{sentence} ({price_before.replace('costs', 'cost', 1)}, now {price_after})"
     )
 
 
@@ -183,13 +183,13 @@ def _price(report: Report, cause: Finding) -> str | None:
 def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
     """The op kinds whose stragglers cost more or less than before, or the phases that take more or less."""
     largest_first = sorted(changes, key=lambda change: -abs(change.difference_s))
-    shown = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
+    relevant = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
     words = [
         f"{change.name} {seconds(abs(change.difference_s))} {'more' if change.difference_s > 0 else 'less'}"
-        for change in shown
+        for change in relevant
     ]
-    what = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
-    return f"{what}: {', '.join(words)}" if words else None
+    subject = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
+    return f"{subject}: {', '.join(words)}" if words else None
 
 
 def _trust(reports: tuple[Report, Report]) -> str:
@@ -250,11 +250,11 @@ def fix_applied(
 
 def _fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     priced = [fix for fix in fixes if fix.withheld is None and (fix.saved_s or 0.0) > 0]
-    named = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        titles = "; ".join(repr(fix.title) for fix in named)
-        raise SelectionError(f"--fix {name!r:.60}: {len(named)} fixes of A; give a part of one title: {titles:.400}")
+    matching = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        titles = "; ".join(repr(fix.title) for fix in matching)
+        raise SelectionError(f"--fix {name!r:.60}: {len(matching)} fixes of A; give a part of one title: {titles:.400}")
     kinds = ", ".join(dict.fromkeys(fix.kind for fix in priced)) or "none with a price"
     raise SelectionError(f"--fix {name!r:.60}: no fix of A with a price; A has {kinds}")

@@ -331,14 +331,14 @@ def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
     trusted. Other nodes are suspects, which a script gets only where it asks for them.
     """
     drain: dict[str, None] = {}
-    named: dict[str, None] = {}
+    nodes: dict[str, None] = {}
     for culprit in culprits:
         host = culprit.host
         if host is not None and is_node_name(host):
-            named[host] = None
+            nodes[host] = None
             if trusted and culprit.hardware:
                 drain[host] = None
-    return Nodes(tuple(drain), tuple(host for host in named if host not in drain))
+    return Nodes(tuple(drain), tuple(host for host in nodes if host not in drain))
 
 
 def _listed(nodes: tuple[str, ...]) -> str:

@@ -78,8 +78,8 @@ class Place(Struct, frozen=True):
         if self.links:
             parts.append("; ".join(str(link) for link in self.links))
         if self.pp_ranks:
-            of = f"model chunk {_listed(self.chunks)} of " if self.chunks else ""
-            parts.append(f"{of}stage {_listed(self.pp_ranks)}")
+            of_chunks = f"model chunk {_listed(self.chunks)} of " if self.chunks else ""
+            parts.append(f"{of_chunks}stage {_listed(self.pp_ranks)}")
         if self.dp_ranks:
             parts.append("dp " + _listed(self.dp_ranks))
         if self.steps:
@@ -88,8 +88,8 @@ class Place(Struct, frozen=True):
 
 
 def _listed(items: tuple[Any, ...]) -> str:
-    shown = " ".join(str(item) for item in items[:6])
-    return shown if len(items) <= 6 else f"{shown} and {len(items) - 6} more"
+    listed = " ".join(str(item) for item in items[:6])
+    return listed if len(items) <= 6 else f"{listed} and {len(items) - 6} more"
 
 
 class Unit(StrEnum):

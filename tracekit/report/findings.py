@@ -158,10 +158,10 @@ class AppliedFix(Struct, frozen=True):
     @property
     def outcome(self) -> str:
         """Expected and got, without naming the jobs."""
-        got = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
+        saving = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
         if self.low_s is not None and self.high_s is not None:
-            got += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
-        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {got}"
+            saving += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
+        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {saving}"
 
     @property
     def words(self) -> str:

@@ -232,10 +232,10 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
         replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
         for row in times.synchronisations
     )
-    own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
+    fields = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
     step = None if isinstance(unprofiled, str) else unprofiled
     return GpuInReport(
-        **own | {"synchronisations": synchronisations},
+        **fields | {"synchronisations": synchronisations},
         findings=tuple(findings_of_gpu),
         unprofiled=step,
         unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,
@@ -250,8 +250,8 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
         return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f}%", *more)
 
     def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
-        named = [entry for entry in names if entry.name][:most]
-        return [row(indent + code_name(entry.name).strip("`"), entry.seconds) for entry in named]
+        with_name = [entry for entry in names if entry.name][:most]
+        return [row(indent + code_name(entry.name).strip("`"), entry.seconds) for entry in with_name]
 
     idle = []
     for reason in times.idle_by_reason:
@@ -408,10 +408,10 @@ def _tier(answer: OnGpu) -> str:
 
 def _note(answers: Sequence[OnGpu]) -> str:
     """What all rows have in common, and what to know of single ones."""
-    now = answers[0].step_time_s
-    clock = " without the profiler" if now.unprofiled else ""
+    step_s = answers[0].step_time_s
+    clock = " without the profiler" if step_s.unprofiled else ""
     notes = [
-        f"a step takes {seconds(now.in_production.now)} now{clock}; overlapping intervals are a tie",
+        f"a step takes {seconds(step_s.in_production.now)} now{clock}; overlapping intervals are a tie",
         "tier: how most of the scaled time was found (docs/hardware.md)",
     ]
     for answer in answers:

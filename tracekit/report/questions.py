@@ -63,16 +63,16 @@ class ByLabel(Struct, frozen=True):
 
 def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix_means: str = _FIX_MEANS) -> Table:
     """The answers to custom questions. `whole`: what times are of, "step" or "recording"; `daily`: with GPU-hours."""
-    keeps = [asked.question.startswith("keep only ") for asked in answered]
+    keeps = [question.question.startswith("keep only ") for question in answered]
     meanings = [*([] if all(keeps) else [fix_means]), *([_KEEP_MEANS] if any(keeps) else [])]
     rows = [
         (
-            printable(asked.question),
-            seconds(asked.step_time_s),
-            f"{seconds(asked.saved_s)} ({asked.saved_s / (asked.step_time_s + asked.saved_s):+z.1%})",
-            *([f"{asked.saved_gpu_hours_per_day:,.1f}"] if daily else []),
+            printable(question.question),
+            seconds(question.step_time_s),
+            f"{seconds(question.saved_s)} ({question.saved_s / (question.step_time_s + question.saved_s):+z.1%})",
+            *([f"{question.saved_gpu_hours_per_day:,.1f}"] if daily else []),
         )
-        for asked in answered
+        for question in answered
     ]
     heads = ("What if", f"{whole} time", f"saved per {whole}", *(["GPU-hours a day"] if daily else []))
     return Table("Questions", heads, tuple(rows), " ".join(meanings))
@@ -99,8 +99,8 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
 
 def change_text(saved_s: float) -> str:
     """The change of a step that saves so much, with its sign."""
-    shown, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
-    return "0" if float(shown.split()[0]) == 0 else f"{sign}{shown}"
+    size, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
+    return "0" if float(size.split()[0]) == 0 else f"{sign}{size}"
 
 
 class Idle(Struct, frozen=True):

@@ -394,8 +394,8 @@ def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[s
 
 def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     """S with its error, as people read it."""
-    shown = math.nan if slowdown is None else slowdown
-    return f"{shown:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
+    value = math.nan if slowdown is None else slowdown
+    return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
 
 #: Shares are at most 1, but for rounding.
@@ -456,8 +456,8 @@ def _impossible(report: Report) -> Iterator[str]:
     times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
     times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
     for name, values in times.items():
-        if (least := min(values)) < 0:
-            yield f"{name} of {least:g} s"
+        if (smallest := min(values)) < 0:
+            yield f"{name} of {smallest:g} s"
     slowdowns = {"S": report.slowdown} | {f"S of worker {row.worker}": row.slowdown for row in report.by_worker or ()}
     for name, slowdown in slowdowns.items():
         if slowdown is not None and slowdown <= 0:

@@ -81,8 +81,8 @@ def load_from_store(
     """
     from tracekit.store import Store, default_store
 
-    opened = Store(Path(store) if store is not None else default_store())
-    return job_of(opened.load(opened.newest() if name is None else name, window), method)
+    jobs = Store(Path(store) if store is not None else default_store())
+    return job_of(jobs.load(jobs.newest() if name is None else name, window), method)
 
 
 def load_trace(
@@ -298,9 +298,9 @@ def windows_of(store: Path) -> Iterator[Path]:
     from tracekit.store import Store, WindowPart
     from tracekit.store.folder import Folder, name_of
 
-    opened, folder = Store(store), Folder(store)
-    for job in opened.jobs():
-        for window in opened.windows(job.name):
+    catalogue_of, folder = Store(store), Folder(store)
+    for job in catalogue_of.jobs():
+        for window in catalogue_of.windows(job.name):
             if WindowPart.OPS in window.files:
                 name = name_of(window.job_id, window.number, WindowPart.OPS)
                 try:

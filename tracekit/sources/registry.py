@@ -140,9 +140,9 @@ def _other(name: str, sniff: Callable[[Look], bool], sentence: _Sentence) -> Sou
     return Source(name, f"a {name}", sniff, sentence=sentence)
 
 
-def _recognised(name: str, what: Callable[[Look], str | None]) -> Source:
-    """A path of another tool. `what`: the sentence about it, None for anything else."""
-    return _other(name, lambda look: what(look) is not None, lambda look, _: str(what(look)))
+def _recognised(name: str, describe: Callable[[Look], str | None]) -> Source:
+    """A path of another tool. `describe`: the sentence about it, None for anything else."""
+    return _other(name, lambda look: describe(look) is not None, lambda look, _: str(describe(look)))
 
 
 #: One dump of a hang, whose folder is what to read.
@@ -302,8 +302,8 @@ def _report(look: Look, wanted: Content) -> str:
 
 
 def _is_parquet(look: Look) -> bool:
-    named = look.path.suffix == PARQUET and look.exists and not look.is_folder
-    return named or look.head.startswith(_PARQUET_BYTES)
+    has_suffix = look.path.suffix == PARQUET and look.exists and not look.is_folder
+    return has_suffix or look.head.startswith(_PARQUET_BYTES)
 
 
 def _is_op_trace(look: Look) -> bool:

@@ -228,11 +228,11 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     except duckdb.Error as error:
         reason = _PATH_BY_DESCRIPTOR.sub(lambda _: str(path), str(error).splitlines()[0])
         if "Could not set lock" not in reason:
-            again = "copy it again"
+            advice = "copy it again"
             if isinstance(store, Path):
                 repair = command("store", "repair", "--store", store)
-                again = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
-            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {again}") from None
+                advice = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
+            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {advice}") from None
         raise StoreBusyError(
             f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
             " done"
@@ -255,7 +255,7 @@ def writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
 @contextmanager
 def _changing(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection that creates or changes a file in the folder that has it now."""
-    with Contained(path.parent).path_of(path.name) as opened, writing(opened) as connection:
+    with Contained(path.parent).path_of(path.name) as real_path, writing(real_path) as connection:
         yield connection
 
 

@@ -98,8 +98,8 @@ class Folder:
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
-    def _damaged(self, what: str) -> StoreError:
-        return StoreError(f"{what}; `{self._repair}` drops what is damaged")
+    def _damaged(self, problem: str) -> StoreError:
+        return StoreError(f"{problem}; `{self._repair}` drops what is damaged")
 
     def file(self, job_id: int, number: int, part: WindowPart) -> Path:
         """The path of a part of a window."""
@@ -257,20 +257,20 @@ class Folder:
         """
         if self.check_place():
             return False
-        beside, is_new = Contained(self.path.parent), False
+        parent, is_new = Contained(self.path.parent), False
         try:
             if not self.path.exists():
-                is_new = beside.make_folder(self.path.name)
+                is_new = parent.make_folder(self.path.name)
             with self.contained.new(MARK) as mark:
                 mark.write(_MARK_TEXT.encode())
                 mark.flush()
                 os.fsync(mark.fileno())
-            beside.sync_folder()
+            parent.sync_folder()
         except FileExistsError:  # others were faster
             return self.make()
         except OSError as error:
             with suppress(OSError):
-                beside.remove_folder(self.path.name)
+                parent.remove_folder(self.path.name)
             raise OutputPlace(self.path, STORE_FILE).error(error) from None
         return is_new
 

@@ -44,9 +44,9 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport)
 
     Each file is written once and atomically, so it needs no entry in the catalogue.
     """
-    now, contained = datetime.now(UTC), Contained(folder)
-    stored = StoredHang(job, now.timestamp(), tuple(lines), report)
-    name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
+    created_at, contained = datetime.now(UTC), Contained(folder)
+    stored = StoredHang(job, created_at.timestamp(), tuple(lines), report)
+    name = f"{HANGS}/{created_at:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
     contained.make_folder(HANGS, lasting=True)
     contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
     contained.sync_folder(HANGS)

@@ -148,9 +148,9 @@ def followed(
     after = [_gone_on(incident, number, report, ended_at, moved_at) for incident in going_on]
     new = [sighting for sighting in report.alarming if not any(incident.shows_in(sighting) for incident in going_on)]
     for incident in (incident for incident in before if incident.closed_at is not None):
-        again = [sighting for sighting in new if incident.shows_in(sighting)]
-        new = [sighting for sighting in new if sighting not in again]
-        after.append(_seen(incident, number, again) if again else replace(incident, clear=incident.clear + 1))
+        recurring = [sighting for sighting in new if incident.shows_in(sighting)]
+        new = [sighting for sighting in new if sighting not in recurring]
+        after.append(_seen(incident, number, recurring) if recurring else replace(incident, clear=incident.clear + 1))
     for sighting in new:
         if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
             after.append(Incident(0, job, sighting, ended_at, number, number))
@@ -170,8 +170,8 @@ def _gone_on(
 ) -> Incident:
     """An open incident after one more window."""
     if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
-        over = moved_at is not None and moved_at > incident.opened_at
-        return replace(incident, closed_at=ended_at, closed_window=number) if over else incident
+        has_moved = moved_at is not None and moved_at > incident.opened_at
+        return replace(incident, closed_at=ended_at, closed_window=number) if has_moved else incident
     seen = [
         account
         for account in report.answer.accounts
@@ -253,8 +253,8 @@ def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
 
 def owner_of(changes: Sequence[IncidentChange]) -> str | None:
     """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
-    named = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
-    return named[-1] if named else None
+    names = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
+    return names[-1] if names else None
 
 
 def muted_until(changes: Sequence[IncidentChange], now: float) -> float | None:

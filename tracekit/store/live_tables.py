@@ -231,8 +231,8 @@ class LiveTables:
         """
         last = None
         if around is not None:
-            asked = {"name": name, "around": around, "half": most // 2, "most": most}
-            last = self.connection.execute(_LAST_AROUND, asked).fetchall()[0][0]
+            parameters = {"name": name, "around": around, "half": most // 2, "most": most}
+            last = self.connection.execute(_LAST_AROUND, parameters).fetchall()[0][0]
         rows = self.connection.sql(_HISTORY, params={"name": name, "most": most, "last": last})
         return frame(rows).reverse()
 
@@ -254,9 +254,9 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, *known
+                number, job, cause, _utc(opened_at), first, last, clear, closed and _utc(closed), closed_by, *known
             )
-            for number, job, text, opened, first, last, clear, closed, closed_by, *known in rows
+            for number, job, text, opened_at, first, last, clear, closed, closed_by, *known in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
@@ -318,8 +318,8 @@ class LiveTables:
         return self._of_parts(_LOSSES, name, most, since, until)
 
     def _of_parts(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
-        asked = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
-        return frame(self.connection.sql(_PARTS + query, params=asked))
+        parameters = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
+        return frame(self.connection.sql(_PARTS + query, params=parameters))
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.
@@ -346,8 +346,8 @@ class LiveTables:
         return frame(self.connection.sql(_ON_HOST, params={"host": host, "most": most}))
 
     def _alarming(self, query: str, text: str, last: int, most: int) -> pl.DataFrame:
-        asked = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
-        return frame(self.connection.sql(query, params=asked))
+        parameters = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
+        return frame(self.connection.sql(query, params=parameters))
 
     # ---- writing
 
@@ -402,9 +402,9 @@ class LiveTables:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
-        now = {"job": job_id, "at": naive(ended_at)}
-        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
-        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
+        parameters = {"job": job_id, "at": naive(ended_at)}
+        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", parameters)
+        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", parameters)
 
 
 def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:

@@ -147,12 +147,12 @@ class InjectedCause:
 
 
 def require(
-    owner: str, name: str, value: object, least: float, most: float, types: type | tuple[type, ...] = (int, float)
+    owner: str, name: str, value: object, low: float, high: float, types: type | tuple[type, ...] = (int, float)
 ) -> None:
-    """Raise SelectionError if a setting is not a finite number of these types from `least` to `most`."""
+    """Raise SelectionError if a setting is not a finite number of these types from `low` to `high`."""
     fits = isinstance(value, types) and not isinstance(value, bool)
-    if not (fits and math.isfinite(float(str(value))) and least <= float(str(value)) <= most):
-        bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+    if not (fits and math.isfinite(float(str(value))) and low <= float(str(value)) <= high):
+        bound = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
         raise SelectionError(f"{owner}: {name} is {value!r:.40}; expected {bound}")
 
 

@@ -320,29 +320,29 @@ class Trace:
     def hosts(self) -> dict[int, str]:
         """Rank -> host from the free metadata, as far as it is valid."""
         hosts = self.metadata.get("hosts")
-        named = hosts.items() if isinstance(hosts, dict) else ()
-        return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+        entries = hosts.items() if isinstance(hosts, dict) else ()
+        return {int(rank): encodable(str(host)) for rank, host in entries if _is_rank(str(rank))}
 
-    def layers(self, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
-        if asked is not None:
-            return asked
+    def layers(self, requested: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The layers of each stage: `requested`, or those of the metadata, if it gives them for each stage."""
+        if requested is not None:
+            return requested
         layers = self.metadata.get("layers")
         if not isinstance(layers, list | tuple) or len(layers) != self.layout.pp:
             return None
         return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None
 
-    def check_layers(self, asked: tuple[int, ...] | None) -> None:
-        """Raise SelectionError if the layers that are `asked` do not fit the job, TraceError if those in its metadata
+    def check_layers(self, requested: tuple[int, ...] | None) -> None:
+        """Raise SelectionError if the layers that are `requested` do not fit the job, TraceError if those in its metadata
         are impossible.
 
         Call it before the analysis, which finds out only at its end whether it needs the layers.
         """
         stages = self.layout.pp
-        if asked is not None and len(asked) != stages:
-            raise SelectionError(f"layers {_shown(asked)}: expected {stages} counts, one per stage")
-        if asked is not None and not all(1 <= count <= MOST_LAYERS for count in asked):
-            raise SelectionError(f"layers {_shown(asked)}: expected 1 to {MOST_LAYERS} on each stage")
+        if requested is not None and len(requested) != stages:
+            raise SelectionError(f"layers {_shown(requested)}: expected {stages} counts, one per stage")
+        if requested is not None and not all(1 <= count <= MOST_LAYERS for count in requested):
+            raise SelectionError(f"layers {_shown(requested)}: expected 1 to {MOST_LAYERS} on each stage")
         recorded = self.metadata.get("layers")
         if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
             raise TraceError(
@@ -460,8 +460,8 @@ def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
         raise TraceError(f"{source}: a column, not a frame of polars or pandas")
     # A column of integers with missing values is one of floats in pandas.
     with_gaps = [name for name in NULLABLE if name in ops.columns and ops[name].dtype == pl.Float64]
-    whole = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
-    return ops.with_columns(pl.col(whole).cast(pl.Int64)) if whole else ops
+    integral = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
+    return ops.with_columns(pl.col(integral).cast(pl.Int64)) if integral else ops
 
 
 def read_parquet(

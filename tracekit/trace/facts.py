@@ -193,8 +193,8 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
             values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
-        least, most = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
-        if possible := {step: value for step, value in values.items() if least <= value <= most}:
+        low, high = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
+        if possible := {step: value for step, value in values.items() if low <= value <= high}:
             possible_by_name[name] = possible
     return possible_by_name
 

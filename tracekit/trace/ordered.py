@@ -59,9 +59,9 @@ class OrderedTrace(Trace):
 
     _kept: dict[str, np.ndarray | pl.Series]
 
-    def __new__(cls, *fields: Any, **named: Any) -> Self:
+    def __new__(cls, *fields: Any, **keywords: Any) -> Self:
         """A trace with a table: what `dataclasses.replace` makes of this one."""
-        return Trace(*fields, **named)  # type: ignore[return-value]
+        return Trace(*fields, **keywords)  # type: ignore[return-value]
 
     @classmethod
     def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray | pl.Series]) -> Self:
@@ -222,14 +222,14 @@ def ordered_trace(
     Raises TracekitError or an error of polars if something is wrong.
     """
     per_second, starts = (unit or TimeUnit.S).per_second, finite_starts(step_starts, source)
-    with open(path, "rb") as opened:
-        file = _File(pl.scan_parquet(opened), layout, source, renamed, unit or TimeUnit.S)
+    with open(path, "rb") as raw_file:
+        file = _File(pl.scan_parquet(raw_file), layout, source, renamed, unit or TimeUnit.S)
         check_size(path, file.rows, len(file.types))
         places = _Places.of(file)
         if places is None:
             return None
         start, duration = (in_order(column.to_numpy(), places.place) for column in file.columns(*_TIMES))
-        whole, spans = start.dtype == duration.dtype == np.int64, places.spans(start, duration)
+        integers, spans = start.dtype == duration.dtype == np.int64, places.spans(start, duration)
         if on_clock(float(start.max()), spans.filter(rank=places.first_rank), per_second):
             zeros, starts = zeros_of_steps(spans, unit, starts, source, start)
             places.count_from(zeros, start)
@@ -255,5 +255,5 @@ def ordered_trace(
     frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
     trace = OrderedTrace.of(Trace(of_workers, layout, encodable(name), *frozen), workers, columns)
     judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
-    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=whole)
+    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=integers)
     return trace

@@ -165,11 +165,11 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
 def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
     """The step and its phases, one after the other, as the log has no times; generation beside the others if it was."""
     steps = len(log.step_s)
-    now, starts = np.zeros(steps), [np.zeros(steps)]
+    starts_s, starts = np.zeros(steps), [np.zeros(steps)]
     for phase, took in log.phases.items():
-        beside = log.step_time is StepTime.OVERLAPPED and phase == "generate"
-        starts.append(np.zeros(steps) if beside else now)
-        now = now if beside else now + took
+        overlapped = log.step_time is StepTime.OVERLAPPED and phase == "generate"
+        starts.append(np.zeros(steps) if overlapped else starts_s)
+        starts_s = starts_s if overlapped else starts_s + took
     ops = pl.DataFrame(
         {
             "step": np.tile(log.steps, len(starts)),

@@ -253,9 +253,9 @@ def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, 
         )
     if len(stages) < layout.pp:
         absent = np.setdiff1d(np.arange(layout.pp), stages)
-        shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+        listed = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
         raise LayoutError(
-            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {listed} is in the trace; correct the"
             " layout, or record at least one DP rank with all its stages"
         )
 
@@ -367,8 +367,8 @@ class StepGrid:
 
     def fit(self, ops: int) -> bool:
         """Whether a table of them takes no more memory than so many ops may."""
-        cells, most = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
-        return cells <= min(4 * ops + 1_000_000, most) and ops <= most
+        cells, largest = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
+        return cells <= min(4 * ops + 1_000_000, largest) and ops <= largest
 
     @cached_property
     def rank_of(self) -> npt.NDArray[np.int32]:

@@ -290,7 +290,7 @@ clientside_callback(
 )
 
 clientside_callback(
-    ClientsideFunction("whatif", "doubt"),
+    ClientsideFunction("whatif", "markInvalid"),
     Input("whatif-wrong", "children"),
 )
 
