@@ -100,10 +100,10 @@ def legend(theme: Theme) -> list[tuple[str, str]]:
 
 def ink_on(colour: str) -> str:
     """Return black or white, whichever contrasts more with a colour (`#rrggbb`) by WCAG."""
-    own = _luminance(colour)
+    luminance = _luminance(colour)
 
     def contrast(ink: str) -> float:
-        dark, light = sorted((own, _luminance(ink)))
+        dark, light = sorted((luminance, _luminance(ink)))
         return (light + 0.05) / (dark + 0.05)
 
     return max((LIGHT.text, _WHITE), key=contrast)

@@ -127,12 +127,12 @@ def fix_table(report: Report) -> Table:
     """The fixes, best first; without figures if no saving is promised."""
     whole = report.job.whole
     unprofiled = any(fix.saves_step_s is not None for fix in report.fixes)
-    of = "step" if unprofiled else whole
+    unit = "step" if unprofiled else whole
     heads = (
         "Fix",
         "Sure",
-        f"{of.capitalize()} after",
-        "Saved per step" if of == "step" else "Saves",  # a wider head would break the titles of fixes
+        f"{unit.capitalize()} after",
+        "Saved per step" if unit == "step" else "Saves",  # a wider head would break the titles of fixes
         *(["GPU-hours a day"] if report.daily else ()),
     )
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)
@@ -223,8 +223,8 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
 
 def share_words(run: RunVerdict, lost_s: float) -> str:
     """How much of a run so many seconds are: "15.6% of the run". If most of it was not recorded, also of what was."""
-    whole = "the run" if run.of_windows is None else "the chosen range"
-    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {whole}"
+    scope = "the run" if run.of_windows is None else "the chosen range"
+    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {scope}"
     if run.covered_share < _SPARSE and run.recorded_s:
         words += f" ({lost_s / run.recorded_s:.1%} of its recorded steps)"
     return words
@@ -236,8 +236,8 @@ def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     """
     place = cause.ranks, cause.hosts
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
-    who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
-    parts = [f"{who} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
+    subject = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
+    parts = [f"{subject} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
     state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
     return f"{', '.join(part for part in parts if part)}{state}"
 
@@ -380,8 +380,8 @@ def lines_of(picture: Picture, width: int) -> list[str]:
 
 
 def _named(name: str, marks: str) -> str:
-    shown = short(name, _NAMES - 2) if name else ""
-    return f"{shown:<{_NAMES}}{marks}".rstrip()
+    label = short(name, _NAMES - 2) if name else ""
+    return f"{label:<{_NAMES}}{marks}".rstrip()
 
 
 def _grid(grid: ShareGrid, width: int) -> Iterator[str]:
@@ -399,30 +399,30 @@ def _series(series: Series, width: int) -> Iterator[str]:
         cells = [cell[~np.isnan(cell)] for cell in np.array_split(values, min(width, len(values)) or 1)]
         peaks = [float(cell.max()) if len(cell) else None for cell in cells]
         if not np.isnan(values).all():
-            least, most = float(np.nanmin(values)), float(np.nanmax(values))
-            span = most - least or 1.0
+            low, high = float(np.nanmin(values)), float(np.nanmax(values))
+            span = high - low or 1.0
             marks = "".join(
-                " " if peak is None else _SPARKS[round((peak - least) / span * (len(_SPARKS) - 1))] for peak in peaks
+                " " if peak is None else _SPARKS[round((peak - low) / span * (len(_SPARKS) - 1))] for peak in peaks
             )
-            yield _named(line.name, f"{marks} {least:,.3g} to {most:,.3g} {series.unit}")
+            yield _named(line.name, f"{marks} {low:,.3g} to {high:,.3g} {series.unit}")
     ends = f"{series.axis} {series.places[0]:,.4g} to {series.places[-1]:,.4g}" if series.places else series.axis
     yield "; ".join(filter(None, (ends, series.note)))
 
 
 def _timeline(timeline: BarTimeline, width: int) -> Iterator[str]:
     end_s = max((bar.end_s for bar in timeline.bars), default=0.0) or 1.0
-    shown = np.unique(np.linspace(0, len(timeline.rows) - 1, min(len(timeline.rows), _MOST_ROWS)).astype(int)).tolist()
-    of_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in shown}
-    edges, whats = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(timeline.legend))]
+    rows = np.unique(np.linspace(0, len(timeline.rows) - 1, min(len(timeline.rows), _MOST_ROWS)).astype(int)).tolist()
+    of_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in rows}
+    edges, signs = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(timeline.legend))]
     for bar in timeline.bars:
         if bar.row in of_row:
             inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
             of_row[bar.row][bar.what] += np.maximum(inside, 0)
     for row, spent in of_row.items():
         marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(timeline.legend))
-        yield _named(timeline.rows[row], "".join((*whats, " ")[mark] for mark in marks.tolist()))
+        yield _named(timeline.rows[row], "".join((*signs, " ")[mark] for mark in marks.tolist()))
     seen = {bar.what for bar in timeline.bars}
-    legend = enumerate(zip(whats, timeline.legend, strict=True))
+    legend = enumerate(zip(signs, timeline.legend, strict=True))
     yield ", ".join(f"{mark} {short(what.name)}" for number, (mark, what) in legend if number in seen)
-    few = [f"{len(shown)} of {len(timeline.rows)} rows"] if len(shown) < len(timeline.rows) else []
+    few = [f"{len(rows)} of {len(timeline.rows)} rows"] if len(rows) < len(timeline.rows) else []
     yield "; ".join([f"{seconds(end_s)} in all", *few, *timeline.notes])

@@ -35,14 +35,14 @@ _WIDE, _BARS_HIGH = 1000, 160
 _ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
-def card(shown: Report | Job) -> str:
+def card(source: Report | Job) -> str:
     """A report, or the report on a job, as a notebook shows it: the answer and, if the job loses time, workers, steps,
     causes and fixes.
     """
     try:
-        report = shown if isinstance(shown, Report) else shown.report
+        report = source if isinstance(source, Report) else source.report
     except TraceError as error:
-        return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
+        return f"<p>{escape(repr(source))}<br>{plain(str(error))}</p>"
     parts = sections(report.pictures)
     parts = pair(report) + parts if report.by_worker else parts + sections(report.overview)
     pictures = parts + sections(tables(report)) if report.verdict.losses else sections(report.asked)
@@ -165,13 +165,13 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
-            named, rank = f"workers from {worker} on", None
+            workers, rank = f"workers from {worker} on", None
             if cells.patch == (1, 1):
                 row_of_worker = grid.rows[worker]
-                named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                workers = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            yield _cell((row, column), value, f"{named}: alone costs {cost_alone(value)} of a step", mark)
+            yield _cell((row, column), value, f"{workers}: alone costs {cost_alone(value)} of a step", mark)
 
 
 def _cell(place: tuple[int, int], slowdown: float, words: str, mark: str = "") -> str:
@@ -272,22 +272,22 @@ def _lines(series: Series) -> str:
     if not values:
         return ""
     begin, span = series.places[0], series.places[-1] - series.places[0]
-    least, most = min(values), max(values)
-    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
+    lowest, highest = min(values), max(values)
+    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (highest - lowest or 1.0)
 
     def point(place: float, value: float) -> str:
-        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
+        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - lowest) * scale[1]:.1f}"
 
     def points(row: Sequence[float | None]) -> list[str]:
         return [point(place, value) for place, value in zip(series.places, row, strict=False) if value is not None]
 
     marks = [
         f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{value:,.4g}</text>'
-        for value, y in ((most, 12), (least, _HEIGHT - 4))
+        for value, y in ((highest, 12), (lowest, _HEIGHT - 4))
     ]
     marks.append(f'<polygon class="peers" points="{" ".join([*points(high), *reversed(points(low))])}"/>')
     marks += [
-        f'<path class="end" d="M{point(place, least)} L{point(place, most)}"/>'
+        f'<path class="end" d="M{point(place, lowest)} L{point(place, highest)}"/>'
         for place in series.marks
         if begin <= place <= begin + span
     ]
@@ -301,9 +301,9 @@ def _lines(series: Series) -> str:
 
 def _timeline(timeline: BarTimeline) -> str:
     """Bars in rows; rows without names are thin, and those with a name and no bars are headings."""
-    named, many = any(timeline.rows), len(timeline.rows) >= _MANY_ROWS
-    thin = 2 if many else 6
-    high, begin, gap = (_ROW, _NAMES, 3) if named else (thin, 0, 1)
+    has_names, is_thin = any(timeline.rows), len(timeline.rows) >= _MANY_ROWS
+    thin = 2 if is_thin else 6
+    high, begin, gap = (_ROW, _NAMES, 3) if has_names else (thin, 0, 1)
     end_s = max((bar.end_s for bar in timeline.bars), default=0.0)
     scale, of_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in timeline.bars}
     marks = []

@@ -25,13 +25,13 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 def fleet_page(figures: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
     """The whole page. `curves`: `figures.quantiles` for many shares. `culprits`: recurring ones at that rate."""
     rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(figures))
-    shown = sections([*tables(figures), culprits_table(culprits, rate)])
+    body = sections([*tables(figures), culprits_table(culprits, rate)])
     return (
         f'{_BEGINNING}<html lang="en" class="tracekit">{head(plain(name))}<body><main>'
         f"<header><h1><bdi>{plain(name)}</bdi></h1><p>{figures.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if figures.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{plain(headline(figures))}</p><dl>{rows}</dl></section>"
-        f'<div class="pair">{_curves(curves) if figures.jobs else ""}</div>{shown}'
+        f'<div class="pair">{_curves(curves) if figures.jobs else ""}</div>{body}'
         f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
     )

@@ -186,8 +186,8 @@ def write_gate_junit(path: Path, gate: Gate) -> None:
     for row in gate.rows:
         test = ElementTree.SubElement(suite, "testcase", classname=printable(gate.run.name), name=printable(row.name))
         if row.outcome is not Outcome.PASSED:
-            what = "failure" if row.outcome is Outcome.REGRESSION else "error"
-            ElementTree.SubElement(test, what, message=printable(row.sentence), type=str(row.outcome))
+            element = "failure" if row.outcome is Outcome.REGRESSION else "error"
+            ElementTree.SubElement(test, element, message=printable(row.sentence), type=str(row.outcome))
     write_text(path, _JUNIT + ElementTree.tostring(suite, "unicode") + "\n", GATE_JUNIT)
 
 

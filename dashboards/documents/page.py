@@ -47,13 +47,17 @@ _CLASS = {
 def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
     """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    shown, every = report.overview, report.tables_of_sections
-    folded = f"<details><summary>All tables</summary>{report_html.sections(every)}</details>" if every != shown else ""
+    first_sections, all_tables = report.overview, report.tables_of_sections
+    folded = (
+        f"<details><summary>All tables</summary>{report_html.sections(all_tables)}</details>"
+        if all_tables != first_sections
+        else ""
+    )
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
         f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.by_worker else ''}"
-        f"{report_html.sections((*report.pictures, *tables(report), *shown))}{folded}"
+        f"{report_html.sections((*report.pictures, *tables(report), *first_sections))}{folded}"
         f"{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
     )
 
@@ -108,14 +112,14 @@ def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
     left_out, step_spans = 0, []
     for ops, position in zip(steps, order, strict=True):
         row = _rows(ops, workers)
-        shown = np.flatnonzero(row >= 0)
-        left_out += max(len(shown) - budget, 0)
-        shown = shown[np.argsort(-ops.duration[Replay.RECORDED][shown], kind="stable")[:budget]]
+        indices = np.flatnonzero(row >= 0)
+        left_out += max(len(indices) - budget, 0)
+        indices = indices[np.argsort(-ops.duration[Replay.RECORDED][indices], kind="stable")[:budget]]
         times = {
             "recorded_us": int(_us(attribution.recorded[position])),
             "ideal_us": int(_us(attribution.ideal[position])),
         }
-        spans = {str(replay): _spans(ops, row, shown, replay) for replay in _REPLAYS}
+        spans = {str(replay): _spans(ops, row, indices, replay) for replay in _REPLAYS}
         step_spans.append({"step": ops.step, **times, **spans})
     return {
         "kinds": [{"name": kind, "class": _CLASS.get(kind, _OTHER)} for kind in KINDS],
@@ -132,9 +136,9 @@ def _rows(ops: StepOps, workers: list[Worker]) -> Ints:
     return np.repeat([rows.get(place, -1) for place in places], np.diff(ops.first))
 
 
-def _spans(ops: StepOps, row: Ints, shown: Ints, replay: Replay) -> list[int]:
+def _spans(ops: StepOps, row: Ints, indices: Ints, replay: Replay) -> list[int]:
     columns = row, ops.kind, _us(ops.start[replay]), _us(ops.duration[replay])
-    flat: list[int] = np.column_stack([column[shown] for column in columns]).ravel().tolist()
+    flat: list[int] = np.column_stack([column[indices] for column in columns]).ravel().tolist()
     return flat
 
 

@@ -62,19 +62,19 @@ def worker_heatmap(
     pooled = pool(values, *blocks_that_fit(*values.shape))
     rows, columns = pooled.values.shape
     cells = rows * columns
-    named = bool(workers.hosts) and cells <= NAMED_CELLS
+    has_hosts = bool(workers.hosts) and cells <= NAMED_CELLS
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
     fig = figure(theme, height=height, x="stage", y="DP rank")
     fig.add_heatmap(
         z=lost_alone(pooled.values).astype(np.float32),
         customdata=_who(workers, pooled),
         **slowdown_scale(theme),
-        hovertemplate=_hover(workers, pooled, named=named),
+        hovertemplate=_hover(workers, pooled, has_hosts=has_hosts),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
         ygap=2 if cells <= FEW_CELLS else 0,
         **({"texttemplate": "%{z:.0%}"} if cells <= FEW_CELLS else {}),
-        **({"text": _hosts(workers, pooled)} if named else {}),
+        **({"text": _hosts(workers, pooled)} if has_hosts else {}),
     )
     _outline(fig, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
     if chosen is not None:
@@ -101,8 +101,8 @@ def worker_over_steps(
 
     `moments`: when each step was. `position`: of the marked step.
     """
-    everyone = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
-    own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
+    lost = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
+    own_lost, others = lost[:, cell], np.delete(lost, cell, axis=1)
     across = np.arange(len(workers.steps))
     fig = figure(theme, height=230, x="step", y="share of a step", legend=True)
     if others.size:
@@ -121,8 +121,8 @@ def worker_over_steps(
         )
     fig.add_scatter(
         x=across,
-        y=own,
-        mode=markers(len(own)),
+        y=own_lost,
+        mode=markers(len(own_lost)),
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
         customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
@@ -148,16 +148,16 @@ def _hosts(workers: WorkerMap, pooled: Pooled) -> list[list[str]]:
     return rows
 
 
-def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
+def _hover(workers: WorkerMap, pooled: Pooled, *, has_hosts: bool) -> str:
     size = pooled.row_block * pooled.column_block
     worst = f"the worst of {size} workers: " if size > 1 else ""
     rank = "" if (workers.rank == UNKNOWN).any() else "rank %{customdata[2]}"
-    host = "%{text}" if named else ""
+    host = "%{text}" if has_hosts else ""
     if rank and host:
         host = f" on {host}"
-    who = f"{rank}{host}<br>" if rank or host else ""
+    rank_and_host = f"{rank}{host}<br>" if rank or host else ""
     place = "dp %{customdata[0]}, stage %{customdata[1]}"
-    return f"{worst}{who}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
+    return f"{worst}{rank_and_host}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
@@ -212,18 +212,18 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
     """What workers (down) alone cost of each step (across). `cells`: the workers to show, by flat cell number."""
-    everyone = workers.per_step.reshape(len(workers.steps), -1).T
-    shown = np.array(cells)
-    column_block = max(1, -(-len(workers.steps) * len(shown) // MOST_CELLS))
-    pooled = pool(everyone[shown], 1, column_block)
+    per_worker = workers.per_step.reshape(len(workers.steps), -1).T
+    numbers = np.array(cells)
+    column_block = max(1, -(-len(workers.steps) * len(numbers) // MOST_CELLS))
+    pooled = pool(per_worker[numbers], 1, column_block)
     rows, columns = pooled.values.shape
-    behind = shown[pooled.row]
+    behind = numbers[pooled.row]
     ranks = workers.rank.ravel()[behind]
     dp_rank, stage = workers.dp_ranks[behind // workers.stages], behind % workers.stages
     customdata = np.stack([workers.steps[pooled.column], dp_rank, stage, ranks], axis=2).astype(np.int32)
     ranked = not (workers.rank == UNKNOWN).any()
     place = "dp %{customdata[1]}, stage %{customdata[2]}"
-    who = f"rank %{{customdata[3]}} ({place})" if ranked else place
+    worker_text = f"rank %{{customdata[3]}} ({place})" if ranked else place
     height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
     fig = figure(theme, height=height, x="step", y="" if ranked else "worker")
     several = "the worst here: " if column_block > 1 else ""
@@ -231,7 +231,7 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
         z=lost_alone(pooled.values).astype(np.float32),
         customdata=customdata,
         **slowdown_scale(theme),
-        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: alone costs %{{z:.1%}}<extra></extra>",
+        hovertemplate=f"{several}step %{{customdata[0]}}, {worker_text}: alone costs %{{z:.1%}}<extra></extra>",
         hoverongaps=False,
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
@@ -286,16 +286,16 @@ def series(series: Series, theme: Theme) -> go.Figure:
     """Lines over what is usual, or stacked bars."""
     fig = figure(theme, height=_SERIES_PX, x=series.axis, y=series.unit, legend=True)
     if series.usual is not None:
-        beside = {"x": series.places, "mode": "lines", "line": {"color": theme.dimmed, "width": 0}, "hoverinfo": "skip"}
-        fig.add_scatter(**beside, y=series.usual.low, name="", showlegend=False)
-        fig.add_scatter(**beside, y=series.usual.high, name=series.usual.name, fill="tonexty")
+        band = {"x": series.places, "mode": "lines", "line": {"color": theme.dimmed, "width": 0}, "hoverinfo": "skip"}
+        fig.add_scatter(**band, y=series.usual.low, name="", showlegend=False)
+        fig.add_scatter(**band, y=series.usual.high, name=series.usual.name, fill="tonexty")
     for line, colour in ((line, _colours(theme)[line.tone]) for line in series.lines):
         words = f"%{{x:.4g}}, {line.name}: %{{y:.4g}} {series.unit}<extra></extra>"
-        named = {"x": series.places, "y": line.values, "name": line.name, "hovertemplate": words}
+        options = {"x": series.places, "y": line.values, "name": line.name, "hovertemplate": words}
         if series.stacked:
-            fig.add_bar(**named, marker={"color": colour, "line": {"width": 0}})
+            fig.add_bar(**options, marker={"color": colour, "line": {"width": 0}})
         else:
-            fig.add_scatter(**named, mode="lines", line={"color": colour, "width": 2})
+            fig.add_scatter(**options, mode="lines", line={"color": colour, "width": 2})
     for place in series.marks:
         fig.add_vline(x=place, line={"color": theme.text, "width": 1, "dash": "dot"})
     fig.update_layout(barmode="stack")
@@ -339,11 +339,11 @@ def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
     memory = optimum.now.memory_gb is not None
     fig = figure(theme, x="memory of the fullest stage, GB" if memory else "microbatches", y="step, ms", legend=True)
     bound_s = min(plan.bound_s for plan in optimum.plans)
-    now = optimum.now
-    ends = [_across(plan) for plan in (*plans, now)]
+    current = optimum.now
+    ends = [_across(plan) for plan in (*plans, current)]
     for name, points, mode, colour in (
         ("fastest plans", [(_across(plan), plan.step_time_s, _words(plan)) for plan in plans], "markers", theme.ideal),
-        ("plan in use", [(_across(now), now.step_time_s, _words(now))], "markers", theme.recorded),
+        ("plan in use", [(_across(current), current.step_time_s, _words(current))], "markers", theme.recorded),
         ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
     ):
         fig.add_scatter(
@@ -405,9 +405,9 @@ def step_axis(fig: go.Figure, steps: npt.NDArray[np.int64], block: int = 1, **mo
     `block`: number of steps that share one position; the first of them is its label. The charts of a page of the
     dashboard that have steps share range and cursor (assets/chart_view.js).
     """
-    shown = steps[::block]
-    fig.update_xaxes(axis(shown, STEP_TICKS, **more))
-    fig.update_layout(meta={"axis": "steps", "at": shown.tolist()})
+    ticks = steps[::block]
+    fig.update_xaxes(axis(ticks, STEP_TICKS, **more))
+    fig.update_layout(meta={"axis": "steps", "at": ticks.tolist()})
 
 
 def markers(count: int) -> str:

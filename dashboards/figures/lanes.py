@@ -128,8 +128,8 @@ class StreamOps(StepOps):
         for name, key in (("operator", "operator"), ("line", "own"), ("inputs", "inputs"), ("bytes", "bytes")):
             if row.get(key) is not None:
                 rows.append([name, cut(printable(f"{row[key]:,}" if key == "bytes" else row[key]), _LONGEST)])
-        done = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]
-        return [*rows, *([seconds(spent), self.whats[what]] for spent, what in done if what < len(self.whats))]
+        activities = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]
+        return [*rows, *([seconds(spent), self.whats[what]] for spent, what in activities if what < len(self.whats))]
 
 
 def lane_ops(trace: OpTrace, step: int) -> StreamOps:
@@ -138,14 +138,14 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
 
     recorded, rl = Kept.read(trace.metadata), trace.metadata.get(POST_TRAINING)
     engines = rl.get("engines", ()) if isinstance(rl, dict) else ()
-    whats = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
+    reasons = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
     frame = trace.ops.filter(step=step) if "step" in trace.ops.columns else trace.ops
     columns = {name: pl.lit(None, pl.String).alias(name) for name in ("kind", "stream", "name")}
     frame = frame.with_columns(values for name, values in columns.items() if name not in frame.columns)
     frame = frame.filter(pl.col("stream").is_not_null() | ~pl.col("stream").is_not_null().any())
     frame = frame.with_columns(pl.col("kind").cast(pl.String).fill_null("op")).sort("rank", "start")
     lane, lanes = _numbered(frame["stream"].cast(pl.String).fill_null(frame["kind"]))
-    name, names = _numbered(_names(frame, whats))
+    name, names = _numbered(_names(frame, reasons))
     kind, kinds = _numbered(frame["kind"])
     rank, first = np.unique(frame["rank"].to_numpy().astype(np.int64), return_index=True)
     none, duration = np.full(frame.height, -1, np.int32), frame["duration"].to_numpy().astype(np.float32)
@@ -173,16 +173,18 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
             kind
         ],
         frame=frame,
-        whats=tuple(cut(printable(text), _LONGEST) for text in whats),
+        whats=tuple(cut(printable(text), _LONGEST) for text in reasons),
         roles=("phases", *(cut(printable(engine), _LONGEST) for engine in engines)) if rl else (),
     )
 
 
 def _numbered(values: pl.Series) -> tuple[Ints, tuple[str, ...]]:
     """A number for each value, and the values in the order of these: GPU streams before threads, 7 before 20."""
-    every = values.unique().to_list()
-    every.sort(key=lambda value: ("thread" in value, len(value), value))
-    return values.replace_strict(every, range(len(every)), return_dtype=pl.Int64).to_numpy(), tuple(every)
+    all_values = values.unique().to_list()
+    all_values.sort(key=lambda value: ("thread" in value, len(value), value))
+    return values.replace_strict(all_values, range(len(all_values)), return_dtype=pl.Int64).to_numpy(), tuple(
+        all_values
+    )
 
 
 def _meetings(frame: pl.DataFrame) -> Ints:
@@ -192,13 +194,13 @@ def _meetings(frame: pl.DataFrame) -> Ints:
     return frame["rendezvous"].rank("dense").cast(pl.Int64).fill_null(-1).to_numpy()
 
 
-def _names(frame: pl.DataFrame, whats: list[str]) -> pl.Series:
+def _names(frame: pl.DataFrame, reasons: list[str]) -> pl.Series:
     """What each op is called: host work by what takes longest in it."""
-    own = frame["name"].cast(pl.String).fill_null(frame["kind"])
-    if not {"did", "did_s"} <= set(frame.columns) or not whats:
-        return own
+    names = frame["name"].cast(pl.String).fill_null(frame["kind"])
+    if not {"did", "did_s"} <= set(frame.columns) or not reasons:
+        return names
     longest = frame.select(pl.col("did").list.get(pl.col("did_s").list.arg_max(), null_on_oob=True)).to_series()
-    return pl.Series(whats).gather(longest.set(longest >= len(whats), None)).fill_null(own)
+    return pl.Series(reasons).gather(longest.set(longest >= len(reasons), None)).fill_null(names)
 
 
 def _level(kind: str, number: int, *, rl: bool) -> int:

@@ -75,8 +75,8 @@ class Plots:
 
         workers = self._map()
         position = None if step is None else self._position(step)
-        named = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
-        cells = [cell for worker in sorted(named) if (cell := workers.cell(worker)) is not None]
+        culprits = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
+        cells = [cell for worker in sorted(culprits) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
         return self._titled(
             worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone costs of a step{when}"
@@ -133,9 +133,9 @@ class Plots:
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
         rows = [places[worker] for worker in workers if worker in places]
-        shown = workers_that_fit(ops, np.array(rows, np.int64))
-        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
-        return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
+        visible = workers_that_fit(ops, np.array(rows, np.int64))
+        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in visible]
+        return self._titled(timeline(ops, visible, names, colours), f"step {ops.step}, recorded above ideal")
 
     def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
@@ -149,8 +149,8 @@ class Plots:
         replay = self.lanes.replay.only_steps([number])
         ops = step_ops(replay)
         path = path_spans(replay, ops, Replay.RECORDED)
-        shown, row = np.unique(path.worker, return_inverse=True)
-        names = [self._name(Worker(int(ops.dp_rank[index]), int(ops.pp_rank[index]))) for index in shown]
+        workers, row = np.unique(path.worker, return_inverse=True)
+        names = [self._name(Worker(int(ops.dp_rank[index]), int(ops.pp_rank[index]))) for index in workers]
         return self._titled(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
@@ -164,8 +164,8 @@ class Plots:
         from tracekit.dashboards.figures.charts import timeline
 
         number = self._step(step)
-        drawn = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
-        return self._titled(timeline(drawn, colours), f"stages of step {number}")
+        fig = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
+        return self._titled(timeline(fig, colours), f"stages of step {number}")
 
     def _titled(self, fig: go.Figure, title: str) -> go.Figure:
         """The figure under the name of the job and this title, with room for both above its legend."""

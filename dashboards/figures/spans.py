@@ -121,17 +121,17 @@ def _part(
     if window is not None:
         start = ops.start[replay][chosen]
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
-    drawn = chosen[wanted]
-    kind, duration = ops.kind[drawn], ops.duration[replay][drawn]
-    wait = np.clip(duration - ops.cost[replay][drawn], 0.0, duration)
+    boxed = chosen[wanted]
+    kind, duration = ops.kind[boxed], ops.duration[replay][boxed]
+    wait = np.clip(duration - ops.cost[replay][boxed], 0.0, duration)
     return {
         "track": position[wanted] * len(lines) + line_of_op[wanted],
-        "start": ops.start[replay][drawn],
+        "start": ops.start[replay][boxed],
         "duration": duration,
         "wait": np.where(_COMMUNICATES[kind], wait, np.float32(0.0)),
-        "ratio": ops.ratios(drawn, replay),
-        "seq": ops.seq[drawn],
-        "microbatch": ops.microbatch[drawn],
+        "ratio": ops.ratios(boxed, replay),
+        "seq": ops.seq[boxed],
+        "microbatch": ops.microbatch[boxed],
         "kind": kind,
     }
 
@@ -373,9 +373,11 @@ class StepOps:
         """
         if (kind := KINDS[self.kind[op]]) not in _HANDED_ON:
             return np.zeros((0, 2), np.int64), np.zeros((0, 2))
-        of = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
-        of &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
-        sends, receives = (np.flatnonzero(of & (self.kind == end.code)) for end in _HANDED_ON[kind])
+        same_rank = (
+            self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
+        )
+        same_rank &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
+        sends, receives = (np.flatnonzero(same_rank & (self.kind == end.code)) for end in _HANDED_ON[kind])
         _, sent, received = np.intersect1d(self.meeting[sends], self.meeting[receives], return_indices=True)
         ends = np.column_stack([sends[sent], receives[received]])
         return ends, self.start[replay][ends] + self.duration[replay][ends] * [0, 1]
@@ -470,8 +472,10 @@ def path_spans(replay: JobReplay, ops: StepOps, which: Replay) -> PathSpans:
             "op": np.arange(len(ops.kind)),
         }
     )
-    named = path.select(pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64))
-    op = named.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
-    own = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
+    identities = path.select(
+        pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64)
+    )
+    op = identities.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
+    own_s = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
     end = ops.start[which][op] + ops.duration[which][op]
-    return PathSpans(op, worker[op], end - own, own)
+    return PathSpans(op, worker[op], end - own_s, own_s)

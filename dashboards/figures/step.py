@@ -72,9 +72,9 @@ def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) ->
     """A row for each of these workers (indices in `ops`): what it did, above what it would do in the ideal job."""
     lines = _lines(ops)
     end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
-    shown = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
+    visible = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
     fig = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
-    _draw(fig, _bars_of(shown, lines, len(workers)), theme)
+    _draw(fig, _bars_of(visible, lines, len(workers)), theme)
     for replay in (Replay.RECORDED, Replay.IDEAL):
         fig.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
     return fig
@@ -116,29 +116,29 @@ def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
     return fig
 
 
-def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
+def _bars_of(visible: Spans, lines: Sequence[Line], workers: int) -> Bars:
     """For each span, a bar for its own cost, and one for its wait before that."""
-    track = np.repeat(np.arange(workers * len(lines)), shown.first[1:] - shown.first[:-1])
+    track = np.repeat(np.arange(workers * len(lines)), visible.first[1:] - visible.first[:-1])
     row, line = np.divmod(track, len(lines))
     lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]
-    duration, wait = shown.duration.astype(np.float64), shown.wait.astype(np.float64)
-    named = [f"{lines[index].replay}: {KINDS[code]}" for index, code in zip(line, shown.kind, strict=True)]
+    duration, wait = visible.duration.astype(np.float64), visible.wait.astype(np.float64)
+    labels = [f"{lines[index].replay}: {KINDS[code]}" for index, code in zip(line, visible.kind, strict=True)]
     text = [
         f"{name}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms"
         + (f", {waited * 1e3:,.2f} ms of it waiting" if waited > 0 else "")
         + _against_peers(ratio)
-        for name, start, length, waited, ratio in zip(named, shown.start, duration, wait, shown.ratio, strict=True)
+        for name, start, length, waited, ratio in zip(labels, visible.start, duration, wait, visible.ratio, strict=True)
     ]
     waits = np.flatnonzero(wait > 0)
-    own = duration - wait
-    nobody = np.full(len(waits), np.nan)
+    own_s = duration - wait
+    no_ratio = np.full(len(waits), np.nan)
     return Bars(
         row=np.concatenate([row[waits], row]),
         offset=np.concatenate([lanes[waits, 0], lanes[:, 0]]),
         height=np.concatenate([lanes[waits, 1], lanes[:, 1]]),
-        start=np.concatenate([shown.start[waits], shown.start + wait]),
-        duration=np.concatenate([wait[waits], own]),
-        ratio=np.concatenate([nobody, shown.ratio.astype(np.float64)]),
+        start=np.concatenate([visible.start[waits], visible.start + wait]),
+        duration=np.concatenate([wait[waits], own_s]),
+        ratio=np.concatenate([no_ratio, visible.ratio.astype(np.float64)]),
         text=[*(text[index] for index in waits.tolist()), *text],
     )
 

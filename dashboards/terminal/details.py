@@ -117,17 +117,17 @@ def _who(report: Report) -> str:
     slowest = report.slowest_workers or []
     workers = ", ".join(worker_label(rows[worker]) for worker in slowest[:3])
     more = len(slowest) - 3
-    named = workers + (f" and {more} more" if more > 0 else "")
+    workers_text = workers + (f" and {more} more" if more > 0 else "")
     few, last = report.m_w or 0.0, report.m_s or 0.0
-    shares = [(few, f"idealising {named} gives back {percent(few)} of the loss (M_W)")]
+    shares = [(few, f"idealising {workers_text} gives back {percent(few)} of the loss (M_W)")]
     if len(report.by_pp_rank or ()) > 1:
         shares.append((last, f"idealising the last stage gives back {percent(last)} (M_S)"))
     shares.sort(reverse=True)
     line = ", ".join(text for _, text in shares)
     if shares[0][0] >= _CULPRIT_SHARE:
         return line
-    most = max(shares[0][0], 0.0)
-    return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(most)}"
+    largest = max(shares[0][0], 0.0)
+    return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(largest)}"
 
 
 def _kinds(report: Report) -> Table:
@@ -245,8 +245,8 @@ def _how_lost(report: Report) -> str:
         return "T(kept) - T(kept, this rank at the pace of its peers)"
     if report.job.whole == "recording" and loss.causes:
         return "what the first cause costs, see Cause"
-    how = "T(kept) - T(kept, without the named causes)"
-    return how if len(verdict.losses) == 1 else f"the most of {how} and what one kind of loss costs"
+    formula = "T(kept) - T(kept, without the named causes)"
+    return formula if len(verdict.losses) == 1 else f"the most of {formula} and what one kind of loss costs"
 
 
 def _cause(cause: Finding) -> dict[str, str]:

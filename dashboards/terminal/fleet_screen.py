@@ -36,14 +36,14 @@ def print_fleet(
     answer = labelled((name, printable(words)) for name, words in answer_rows(figures))
     first = Group(Text(printable(headline(figures)), style="bold"), Padding(answer, (1, 0)))
     console.print(first)
-    every = list(tables(figures))
+    all_tables = list(tables(figures))
     if full:
-        for table in every:
+        for table in all_tables:
             console.print(_drawn(table))
         print_culprits(culprits, rate, console, all_culprits=f"tracekit fleet culprits {study}")
         return
     room = _SCREEN - len(console.render_lines(first)) - 1
-    for table in (culprits_table(culprits, rate), *every[:1]):
+    for table in (culprits_table(culprits, rate), *all_tables[:1]):
         for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
             lines = _drawn(replace(table, rows=table.rows[:rows], note=""))
             if (height := len(console.render_lines(lines))) <= room:
@@ -87,8 +87,8 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
 
 
 def _drawn(table: Table) -> RenderableType:
-    shown, figures = filled_table(table), figure_columns(table.rows)
-    for number, (column, texts) in enumerate(zip(shown.columns, zip(*table.rows, strict=True), strict=True)):
+    lines, figures = filled_table(table), figure_columns(table.rows)
+    for number, (column, texts) in enumerate(zip(lines.columns, zip(*table.rows, strict=True), strict=True)):
         column.justify = "right" if number in figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
-    return Group(Text(table.title, style="bold"), Padding(shown, (0, 0, 1, 0)))
+    return Group(Text(table.title, style="bold"), Padding(lines, (0, 0, 1, 0)))

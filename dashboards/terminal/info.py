@@ -68,11 +68,11 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
 
 def _recording(recorded: Kept, ranks: str) -> dict[str, str]:
     """What a recording of GPUs holds."""
-    of = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
+    of_all = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
     return {
         "Kind": "recording of GPUs (docs/kineto.md)",
         "GPU": short(recorded.gpu) if recorded.gpu else "unknown",
-        "Ranks": f"{ranks}{of}",
+        "Ranks": f"{ranks}{of_all}",
         "Steps": f"{recorded.steps:,} marked",
         "GPU ops": f"{recorded.gpu_ops:,}",
         **({"Notes": "; ".join(recorded.notes)} if recorded.notes else {}),

@@ -62,16 +62,16 @@ class FittingTable(Table):
     def _least(console: Console, column: Column) -> int:
         """The width that a column needs: that of its cells, or of a few words if they may wrap."""
         cells = [console.measure(cell) for cell in (column.header, *column.cells)]
-        whole, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
-        return whole if column.no_wrap else min(whole, max(_NARROWEST, min(_LONGEST_WORD, word)))
+        longest, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
+        return longest if column.no_wrap else min(longest, max(_NARROWEST, min(_LONGEST_WORD, word)))
 
     def _block(self, cells: Sequence[RenderableType]) -> RenderableType:
-        named = [
+        labels = [
             (str(column.header), str(cell))
             for column, cell in zip(self.columns[1:], cells[1:], strict=True)
             if str(cell)
         ]
-        facts = Text(", ".join(f"{head} {cell}".strip() for head, cell in named))
+        facts = Text(", ".join(f"{head} {cell}".strip() for head, cell in labels))
         subject = f"{self.columns[0].header} {cells[0]}" if str(cells[0]).isdecimal() else str(cells[0])
         return Group(Padding(Text(subject, style="bold"), (0, 0, 0, 1)), Padding(facts, (0, 0, 0, 3)))
 
@@ -185,8 +185,8 @@ def merged_map(
         merged = [
             (first, end, cells.levels(row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
         ]
-    most = max(max(levels) for _, _, levels in merged)
-    if most == 0:
+    highest = max(max(levels) for _, _, levels in merged)
+    if highest == 0:
         return None
     stages = slowdown.shape[1]
     across = f"{cells.patch[1]} stages in a cell"
@@ -194,7 +194,7 @@ def merged_map(
         across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
     title.append(f"  how much each slows the job, {across}{each}: ", style="not bold")
-    for level, words in ((0, " hardly  "), (most, " most")):
+    for level, words in ((0, " hardly  "), (highest, " most")):
         title.append(*_cell(level)).append(words, style="not bold")
     lines: list[RenderableType] = [title]
     for first, end, levels in merged:

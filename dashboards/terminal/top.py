@@ -75,8 +75,8 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
     age_s = max((time.time() if now_s is None else now_s) - newest["added_at"], 0.0)  # by a clock that is ahead
     when = f"{age_s:.0f} s ago"
     if state.end is not None:
-        ended_at, how = state.end
-        when = f"{printable(how)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
+        ended_at, ending = state.end
+        when = f"{printable(ending)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
     parts: list[RenderableType] = [
         Text(
             f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"
@@ -89,8 +89,8 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
         parts += ["", _figures(state.windows)]
     if state.incidents:
         parts += ["", *_incidents(state.incidents, newest["headline"] or ""), ""]
-    if state.workers is not None and (drawn := _workers(state.workers)) is not None:
-        parts.append(drawn)
+    if state.workers is not None and (map_lines := _workers(state.workers)) is not None:
+        parts.append(map_lines)
     return Group(*parts)
 
 
@@ -137,8 +137,8 @@ def _incidents(incidents: Sequence[tuple[Incident, str | None]], headline: str) 
     table = new_table("Incident", "open for", "costs", "owner", "what")
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
     for incident, owner in incidents[:_MOST_INCIDENTS]:
-        what = incident.cause.who if _is_in(headline, incident) else incident.cause.what
-        cells = (short(owner or "none", _LONGEST_OWNER), Text(printable(what)))
+        subject = incident.cause.who if _is_in(headline, incident) else incident.cause.what
+        cells = (short(owner or "none", _LONGEST_OWNER), Text(printable(subject)))
         table.add_row(str(incident.incident_id), lasted(incident), percent(incident.cause.share), *cells)
     yield table
     if more := incidents[_MOST_INCIDENTS:]:
@@ -173,10 +173,10 @@ def print_windows(windows: Iterable[StoredWindow], history: pl.DataFrame, consol
     table.columns[3].overflow = "fold"
     for window in windows:
         share, words = judged.get(window.number, (None, None))
-        shown = "not analysed" if window.slowdown is None else printable(words or "")
+        result = "not analysed" if window.slowdown is None else printable(words or "")
         pruned = "" if WindowPart.OPS in window.files else " (ops pruned)"
         lost = "-" if share is None else f"{share:z.1%}"
-        table.add_row(f"{window.number}", f"{window.first_step} to {window.last_step}", lost, Text(f"{shown}{pruned}"))
+        table.add_row(f"{window.number}", f"{window.first_step} to {window.last_step}", lost, Text(f"{result}{pruned}"))
     console.print(table)
 
 

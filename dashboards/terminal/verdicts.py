@@ -62,12 +62,12 @@ def _side(name: str, side: Side) -> Text:
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
-    shown: list[tuple[str, str | None]] = [
+    rows: list[tuple[str, str | None]] = [
         (name if index == 0 else "", cause) for index, cause in enumerate(causes[:_MOST_CAUSES])
     ]
     if len(causes) > _MOST_CAUSES:
-        shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
-    return shown or [(name, none)]
+        rows.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
+    return rows or [(name, none)]
 
 
 #: Longer names of parts are cut.
@@ -116,9 +116,9 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     table.columns[0].no_wrap = True
     gpu_hours = bill.gpu_hours
 
-    def add(name: str, row: dict[str, float], whole: float) -> None:
+    def add(name: str, row: dict[str, float], total: float) -> None:
         useful = row["gpu_hours"] if of_parts else row["useful"]
-        share = useful / whole if whole else 0.0
+        share = useful / total if total else 0.0
         money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
         table.add_row(
             Text(short(name, _LONGEST_CAUSE)),
@@ -144,13 +144,13 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
 
 def headline(bill: Bill) -> str:
     """How much was useful, and what most of the rest went to: "84% of 0.00435 GPU-hours were useful; ..."."""
-    whole = bill.gpu_hours
+    total = bill.gpu_hours
     parts = {
-        part: hours / whole if whole else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
+        part: hours / total if total else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
     }
-    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(whole)} GPU-hours were useful"
-    most = max(parts, key=lambda part: parts[part], default=None)
-    return words if most is None else f"{words}; the largest other part is {most}, {parts[most]:.0%}"
+    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(total)} GPU-hours were useful"
+    largest = max(parts, key=lambda part: parts[part], default=None)
+    return words if largest is None else f"{words}; the largest other part is {largest}, {parts[largest]:.0%}"
 
 
 def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
@@ -159,14 +159,14 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     if cost is None:
         return
     words, hours = cost
-    whole, rest = bill.gpu_hours, bill.gpu_hours - hours
+    total, rest = bill.gpu_hours, bill.gpu_hours - hours
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
     money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
-    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (whole, rest))
-    then = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
+    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (total, rest))
+    trend = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
-    if after[0] != before[0] or then:
-        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{then}"
+    if after[0] != before[0] or trend:
+        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{trend}"
 
 
 def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:

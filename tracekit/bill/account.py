@@ -211,7 +211,7 @@ def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
 def _book(
     ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], redone_share: float
 ) -> Iterator[BilledLoss]:
-    """Bill a window, of which the share `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
+    """Bill a window, of which `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
     costs, stretch = window.costs, window.stretch
     length_s = stretch.until_s - stretch.start_s
     lost_work: Claim = (*lost_to, redone_share * length_s)
@@ -232,7 +232,9 @@ def _book(
     beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
-    billed_s = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    billed_s = ledger.add_one(
+        stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest
+    )
     billed_s = billed_s[2 + len(work) :]
     for loss, planned_s, beyond_s in zip(costs.losses, billed_s, billed_s[len(planned) :], strict=False):
         redone_s = steps * redone_share * (loss.seconds + loss.planned_s)

@@ -111,7 +111,9 @@ def culprits_command(
         if culprit.host is None or not is_node_name(culprit.host)
     ]
     if form == "json":
-        output = CulpritsOutput(accused.job, trusted, accused.trust, nodes_to_drain, hostlist(nodes_to_drain), nodes.suspects, culprits)
+        output = CulpritsOutput(
+            accused.job, trusted, accused.trust, nodes_to_drain, hostlist(nodes_to_drain), nodes.suspects, culprits
+        )
         click.echo(msgspec.json.encode(output))
     elif form == "text" and culprits:
         from tracekit.dashboards.terminal.details import print_culprits

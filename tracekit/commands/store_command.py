@@ -344,7 +344,7 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
     if max_size is not None and most_bytes is None:
         raise SelectionError(f"--max-size {max_size!r:.40}; expected a number of bytes, such as 500M or 50G")
     with progress() as show_stage:
-        removed = pruning(Store(store), older_than=age, most_bytes=most_bytes, tell=show_stage)
+        removed = pruning(Store(store), older_than=age, most_bytes=most_bytes, show_stage=show_stage)
     if not _echo(removed):
         click.echo(f"{printable(str(store))}: nothing to prune")
 

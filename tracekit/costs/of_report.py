@@ -93,7 +93,9 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
             work = _planned_part(cause)
             billed_as = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            on_causes.append(PlacedLoss(kind, billed_as, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
+            on_causes.append(
+                PlacedLoss(kind, billed_as, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since)
+            )
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does

@@ -233,7 +233,9 @@ class Study:
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
         )
         self._write("exclusions", exclusions.sort("job", "source", "rule", nulls_last=True))
-        sources = frame("sources", {"source": sorted(digest_of_url), "job": [digest_of_url[url] for url in sorted(digest_of_url)]})
+        sources = frame(
+            "sources", {"source": sorted(digest_of_url), "job": [digest_of_url[url] for url in sorted(digest_of_url)]}
+        )
         self._write("sources", sources)
         for name in results.values():
             self.contained.remove(name)

@@ -168,7 +168,9 @@ def _staying(reports: tuple[Report, Report], earlier: Finding, later: Finding) -
     if price_before == price_after and price_before is not None:
         return f"{sentence} ({price_before})"
     return (
-        sentence if price_before is None or price_after is None else f"{sentence} ({price_before.replace('costs', 'cost', 1)}, now {price_after})"
+        sentence
+        if price_before is None or price_after is None
+        else f"{sentence} ({price_before.replace('costs', 'cost', 1)}, now {price_after})"
     )
 
 
@@ -250,7 +252,9 @@ def fix_applied(
 
 def _fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     priced = [fix for fix in fixes if fix.withheld is None and (fix.saved_s or 0.0) > 0]
-    matching = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
+    matching = [fix for fix in priced if fix.kind == name] or [
+        fix for fix in priced if name.lower() in fix.title.lower()
+    ]
     if len(matching) == 1:
         return matching[0]
     if matching:

@@ -298,9 +298,9 @@ def windows_of(store: Path) -> Iterator[Path]:
     from tracekit.store import Store, WindowPart
     from tracekit.store.folder import Folder, name_of
 
-    catalogue_of, folder = Store(store), Folder(store)
-    for job in catalogue_of.jobs():
-        for window in catalogue_of.windows(job.name):
+    jobs, folder = Store(store), Folder(store)
+    for job in jobs.jobs():
+        for window in jobs.windows(job.name):
             if WindowPart.OPS in window.files:
                 name = name_of(window.job_id, window.number, WindowPart.OPS)
                 try:

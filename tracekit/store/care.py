@@ -260,7 +260,11 @@ def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -
 
 
 def prune(
-    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, show_stage: Tell = lambda _: None
+    store: Store,
+    *,
+    older_than: timedelta | None = None,
+    most_bytes: int | None = None,
+    show_stage: Tell = lambda _: None,
 ) -> list[str]:
     """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
     needed.

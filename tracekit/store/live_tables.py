@@ -404,7 +404,9 @@ class LiveTables:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
         parameters = {"job": job_id, "at": naive(ended_at)}
         self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", parameters)
-        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", parameters)
+        self.connection.execute(
+            "UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", parameters
+        )
 
 
 def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:

@@ -120,7 +120,9 @@ class Store:
                 added_at, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
                 costs = catalogue.live.costs(item.name, number).get((item.name, number))
                 losses = () if costs is None else costs.losses
-                for incident in followed(before, item.name, number, item.findings.report, added_at, _moved_at(item.trace)):
+                for incident in followed(
+                    before, item.name, number, item.findings.report, added_at, _moved_at(item.trace)
+                ):
                     catalogue.live.put_incident(job_id, _with_beginning(incident, losses, item.trace.step_starts))
         return number
 

@@ -153,7 +153,9 @@ class _Planner:
         transfers = self._crosses(stage, compute, inbound=False)
         if not transfers and not self.record_no_ops:
             return
-        direction.last_send = self.add(direction.send, stage, (*direction.last_send, *direction.last_compute), no_op=not transfers)
+        direction.last_send = self.add(
+            direction.send, stage, (*direction.last_send, *direction.last_compute), no_op=not transfers
+        )
         if transfers:
             self.sends.setdefault((stage, direction.send), []).extend(direction.last_send)
 

@@ -100,8 +100,8 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
         if rows[node.column] < MOST_ROWS:
             places[number] = (node.column, -float(rows[node.column]))
         rows[node.column] += 1
-    most = max((min(count, MOST_ROWS) for count in rows.values()), default=1)
-    fig = figure(theme, height=60 + _ROW_HEIGHT * max(most, 2))
+    tallest = max((min(count, MOST_ROWS) for count in rows.values()), default=1)
+    fig = figure(theme, height=60 + _ROW_HEIGHT * max(tallest, 2))
     for number, (x, y) in places.items():
         for held in nodes[number].held_by:
             if held in places:
@@ -111,7 +111,7 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
         _box(fig, nodes[number], x, y, theme)
     axis = {"visible": False, "fixedrange": True}
     fig.update_xaxes(range=[-0.5, max((x for x, _ in places.values()), default=0) + 0.5], **axis)
-    fig.update_yaxes(range=[-max(most, 2) + 0.5, 0.5], **axis)
+    fig.update_yaxes(range=[-max(tallest, 2) + 0.5, 0.5], **axis)
     return fig
 
 

@@ -85,11 +85,11 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
     events = [*_incidents(results, job, parts), *_restarts(parts), *(_stops(results, job, parts, spans) if few else ())]
-    shown = [event for event in events if event.end_s >= since and event.start_s <= until]
+    visible = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
         _with_rates(spans),
         _losses(results, job, since, until, parts),
-        tuple(sorted(shown, key=lambda event: event.start_s)),
+        tuple(sorted(visible, key=lambda event: event.start_s)),
     )
 
 
@@ -178,9 +178,9 @@ def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
 def _losses(results: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
     losses = results.losses(job, MOST_SPANS, since, until)
     largest = losses.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", "kind", descending=True)["kind"]
-    named = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
+    shown_kind = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
     return (
-        losses.group_by("span", named.alias("kind"))
+        losses.group_by("span", shown_kind.alias("kind"))
         .agg(pl.col("lost_s").sum())
         .join(parts.select("span", "start_s", "end_s", "steps"), on="span")
         .with_columns(pl.col("lost_s") / pl.col("steps"))
@@ -192,12 +192,12 @@ def _incidents(results: Results, job: str, parts: pl.DataFrame) -> Iterator[Even
     """The incidents, for as long as windows show them; hangs by the clock of who found them."""
     last = _ends(parts)[1]
     for incident in results.incidents(job):
-        words, opened = printable(incident.cause.what), incident.opened_at.timestamp()
+        words, opened_s = printable(incident.cause.what), incident.opened_at.timestamp()
         if incident.cause.kind == HANG:
             yield Event(
                 "hang",
-                opened,
-                max(opened, last) if incident.closed_at is None else incident.closed_at.timestamp(),
+                opened_s,
+                max(opened_s, last) if incident.closed_at is None else incident.closed_at.timestamp(),
                 words,
             )
         else:
@@ -341,10 +341,10 @@ def on_the_clock(
     fig: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
 ) -> go.Figure:
     """Give a figure the axis of time: from and to, seconds since the epoch. `chosen`: the range that a reader chose."""
-    whole = [end * 1e3 for end in ends]
+    all_ms = [end * 1e3 for end in ends]
     shared: dict[str, Any] = {"axis": "time", "zone": str(zone), "left": _LEFT}
     if chosen is not None:
         shared["range"] = [end * 1e3 for end in chosen]
-    fig.update_xaxes(type="date", range=whole, title={"text": title})
+    fig.update_xaxes(type="date", range=all_ms, title={"text": title})
     fig.update_layout(meta=shared)
     return fig

@@ -116,9 +116,9 @@ def _of_live(
     """The same read of the store as it is now, once per state of the store."""
 
     @wraps(read)
-    def ask(results: Results, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        key = (read.__name__, args, *named.items())
-        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **named))
+    def ask(results: Results, /, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        key = (read.__name__, args, *keywords.items())
+        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **keywords))
 
     return ask
 
@@ -189,14 +189,14 @@ class Results:
         """Return the state of the store as text; it differs after every change."""
         return self.store.state()
 
-    def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+    def of_store(self, key: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
             with self.store.reading() as catalogue:
                 return read(catalogue)
 
-        return self._of_catalogue.get((self.store.state(), *what), ask)
+        return self._of_catalogue.get((self.store.state(), *key), ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
@@ -395,16 +395,16 @@ class Results:
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
     def _of(
-        self, name: str, what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
+        self, name: str, key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._of_row(self._row(name), what, cache, read)
+        return self._of_row(self._row(name), key, cache, read)
 
     def _of_row(
-        self, row: dict[str, Any], what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
+        self, row: dict[str, Any], key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         # Identifies a window of the list of jobs, also among later windows of the same name.
-        return cache.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
+        return cache.get((row["job_id"], row["number"], row["imported_at"], *key), lambda: read(row))
 
 
 def _tried(read: Callable[[], object]) -> None:

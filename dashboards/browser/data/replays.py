@@ -189,8 +189,8 @@ def _at(report: Report, where: Place) -> Iterator[Suggestion]:
     """The place of a cause as fast as its peers, unless it is the whole job or too large to be named."""
     workers = [f"{worker.dp_rank},{worker.pp_rank}" for worker in where.workers[: MOST_WORKERS + 1]]
     if 0 < len(workers) <= MOST_WORKERS:
-        named = worker_words(report, where.workers[0]) if len(workers) == 1 else f"{len(workers)} workers"
-        place = f"Workers of {short(where.host)}" if where.host else named
+        workers_text = worker_words(report, where.workers[0]) if len(workers) == 1 else f"{len(workers)} workers"
+        place = f"Workers of {short(where.host)}" if where.host else workers_text
         yield Suggestion(f"{place} like peers", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
     elif not workers and where.links:
         yield from map(_link, where.links[:2])
@@ -198,8 +198,8 @@ def _at(report: Report, where: Place) -> Iterator[Suggestion]:
         stages = ",".join(map(str, where.pp_ranks))
         chunks = ",".join(map(str, where.chunks))
         query = f"stage={stages} and compute" + (f" and chunk={chunks}" if chunks else "")
-        of = f"model chunk {chunks} of " if chunks else ""
-        yield Suggestion(f"Computes of {of}stage {stages} like peers", WhatifQuery(query))
+        of_chunks = f"model chunk {chunks} of " if chunks else ""
+        yield Suggestion(f"Computes of {of_chunks}stage {stages} like peers", WhatifQuery(query))
     elif not workers and 0 < len(where.steps) <= MOST_STEPS:
         yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where.steps))}"))
 
@@ -327,10 +327,10 @@ def gpu_questions(report: Report) -> tuple[GpuQuestion, ...]:
         return ()
     least_s = SMALLEST_SHARE * gpus[0].recording_s
     if len(gpus) == 1:
-        asked = [*_of_causes(report, gpus[0])]
+        questions = [*_of_causes(report, gpus[0])]
     else:
-        asked = [*_idle_beyond_peers(report, gpus), *_of_ranks(report)]
-    return tuple(question for question in (*asked, *_of_classes(report, gpus)) if question.takes_s >= least_s)
+        questions = [*_idle_beyond_peers(report, gpus), *_of_ranks(report)]
+    return tuple(question for question in (*questions, *_of_classes(report, gpus)) if question.takes_s >= least_s)
 
 
 def _of_causes(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:

@@ -116,8 +116,8 @@ class Rows:
 
     def part(self, first: int, last: int) -> tuple[Ints, Ints]:
         """The pinned rows and those from `first` to before `last`: their workers, and the row of each from 0 on."""
-        shown = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
-        return self.worker[shown], np.unique(self.row[shown], return_inverse=True)[1]
+        visible = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
+        return self.worker[visible], np.unique(self.row[visible], return_inverse=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +166,14 @@ class TimelineState:
         cell = {(int(ops.dp_rank[number]), int(ops.pp_rank[number])): int(number) for number in workers}
         entries = [("", [cell[place]]) for place in _cells(self.pinned) if place in cell]
         pinned = len(entries)
-        opened = {cell[place] for place in _cells(self.opened) if place in cell}
+        open_rows = {cell[place] for place in _cells(self.opened) if place in cell}
         groups: dict[str, list[int]] = {}
         for number, host in zip(workers.tolist(), hosts, strict=True):
             name = f"stage {ops.pp_rank[number]}" if self.group is Grouping.STAGE else host or "host unknown"
             groups.setdefault(name if self.group is not Grouping.WORKER else "", []).append(number)
         for name, members in groups.items():
             entries += [(name, members)] if name else []
-            entries += [("", [number]) for number in members] if not name or opened.intersection(members) else []
+            entries += [("", [number]) for number in members] if not name or open_rows.intersection(members) else []
         sizes = [len(members) for _, members in entries]
         worker = np.array([number for _, members in entries for number in members], np.int64)
         return Rows(np.repeat(np.arange(len(entries)), sizes), worker, [name for name, _ in entries], pinned)
@@ -186,8 +186,8 @@ class TimelineState:
         ranks, stages = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
         slowdown = np.ones((max(ops.dp_rank.max(), ranks.max()) + 1, max(ops.pp_rank.max(), stages.max()) + 1))
         slowdown[ranks, stages] = by_worker["slowdown"].to_numpy()
-        own = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
-        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -own))]
+        slowdowns = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
+        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -slowdowns))]
 
     def window(self, columns: int) -> Window | None:
         """The shown part of the step; None for all of it."""
@@ -440,12 +440,12 @@ def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> Worke
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
         return _say(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
-    asked = Worker(int(match[1]), int(match[2]))
-    cell = worker_map.cell(asked)
+    chosen = Worker(int(match[1]), int(match[2]))
+    cell = worker_map.cell(chosen)
     return (
         replace(view, cell=cell)
         if cell is not None
-        else _say(view, f"The worker at {asked.coordinates} was not analysed in this job.")
+        else _say(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
     )
 
 

@@ -172,7 +172,7 @@ def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: st
         ("New", [_cause(after, cause, "costs") for cause in change.new], "No cause is new."),
         (
             staying,
-            [_cause(after, now, "costs", was=was) for was, now in change.staying],
+            [_cause(after, later, "costs", earlier=earlier) for earlier, later in change.staying],
             "No other cause.",
         ),
     )
@@ -188,12 +188,12 @@ def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: st
     )
 
 
-def _cause(report: Report, cause: Finding, word: str, was: Finding | None = None) -> Component:
+def _cause(report: Report, cause: Finding, word: str, earlier: Finding | None = None) -> Component:
     words = cost_words(report, cause)
-    if was is None:
+    if earlier is None:
         words = words.replace("costs", word, 1)
-    elif was is not cause:
-        words = f"{cost_words(report, was).replace('costs', 'cost', 1)}, now {words}"
+    elif earlier is not cause:
+        words = f"{cost_words(report, earlier).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause.since_step is None else f", since step {cause.since_step}"
     return html.Li(
         [
@@ -267,8 +267,8 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
         )
     for name in ("before", "after"):
         columns = (pl.col(column).alias(f"{column} {name}") for column in ("rank", "host"))
-        named = reports[name].table("by_worker").select(*places, *columns)
-        changed = changed.join(named, on=places, how="left", maintain_order="left")
+        workers = reports[name].table("by_worker").select(*places, *columns)
+        changed = changed.join(workers, on=places, how="left", maintain_order="left")
     one_host = changed["host before"].equals(changed["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
     heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]

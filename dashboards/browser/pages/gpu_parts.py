@@ -51,15 +51,15 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
     """One GPU: the only one; of several, that of `rank`, else of the culprit, else the one that idles least. `q`: the
     filter of names.
     """
-    every = report.gpu_of_ranks
-    if not every:
+    gpus = report.gpu_of_ranks
+    if not gpus:
         return []
     chosen = [rank, *(str(culprit.rank) for culprit in report.answer.culprits)]
-    by_rank = {str(gpu.rank): gpu for gpu in every}
-    gpu = next((by_rank[number] for number in chosen if number in by_rank), min(every, key=lambda gpu: gpu.idle_s))
+    by_rank = {str(gpu.rank): gpu for gpu in gpus}
+    gpu = next((by_rank[number] for number in chosen if number in by_rank), min(gpus, key=lambda gpu: gpu.idle_s))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
-        _idle(gpu, _rank_links(stored, every, gpu)),
+        _idle(gpu, _rank_links(stored, gpus, gpu)),
         _named(gpu, q),
         folded_panel(
             "Calls that wait, copies, launches",
@@ -78,14 +78,14 @@ def gpu_changes(before: Report, after: Report) -> list[Component]:
     return [panel(title, _changed(title, sides[0][title], sides[1][title])) for title in sides[0]]
 
 
-def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
+def _rank_links(stored: Stored, gpus: Sequence[GpuInReport], current: GpuInReport) -> list[Any]:
     links = [
         html.B(f"rank {other.rank}", **attributes(aria_current="true"))
-        if other is shown
+        if other is current
         else dcc.Link(f"rank {other.rank}", href=href("/job", job=stored.name, rank=other.rank))
-        for other in every
+        for other in gpus
     ]
-    return links if len(every) > 1 else []
+    return links if len(gpus) > 1 else []
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
@@ -103,8 +103,8 @@ def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
 
 def _name(text: str | None) -> Component:
     """A name of any length: its first line, and all of it while it has the focus."""
-    shown = printable(text) if text and text.strip() else "-"
-    return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
+    label = printable(text) if text and text.strip() else "-"
+    return html.Div(label, className="name", tabIndex=0, title=label) if len(label) > SHORT_NAME else html.Div(label)
 
 
 def _told(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
@@ -126,8 +126,8 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
     }
     times = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
     notes = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {times}. Shares are of the recording."]
-    if began := sorted(gpu.idle_opened_by.items(), key=lambda opened: -opened[1]):
-        notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
+    if began := sorted(gpu.idle_opened_by.items(), key=lambda entry: -entry[1]):
+        notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(kind, kind)} {seconds(s)}' for kind, s in began)}.")
     rows = [
         (_reason(idle.reason), *_told(gpu, idle.seconds), f"{idle.gaps:,}", _longest(idle.names[:MOST_NAMES]))
         for idle in gpu.idle_by_reason
@@ -152,10 +152,10 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
 
 def _longest(names: Iterable[NamedTime]) -> Component:
     parts = []
-    for named in names:
-        if named.seconds >= SHORTEST_S:
-            words = dict.fromkeys(filter(None, (named.name or NO_NAME, named.where)))
-            parts += [html.Dt(seconds(named.seconds)), html.Dd(_name(", ".join(words)))]
+    for time in names:
+        if time.seconds >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (time.name or NO_NAME, time.where)))
+            parts += [html.Dt(seconds(time.seconds)), html.Dd(_name(", ".join(words)))]
     return html.Dl(parts, className="longest")
 
 
@@ -174,12 +174,12 @@ def _named(gpu: GpuInReport, q: str) -> Component:
         (_name(op.name), _name(op.module), _shapes(op), f"{op.gpu_ops:,}", *_told(gpu, op.seconds)) for op in gpu.ops
     ]
     search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
-    said = html.Span(id="names-said", role="status")
+    status = html.Span(id="names-said", role="status")
     tables = [
         _table("Kernels", ("Kernel", "Class", "Times", "GPU time", "Share"), kernels),
         _table("Operators", ("Operator", "Module", "Shapes", "GPU ops", "GPU time", "Share"), operators),
     ]
-    field = html.Div([html.Label(["Filter", search]), said], className="filter")
+    field = html.Div([html.Label(["Filter", search]), status], className="filter")
     title = f"{len(kernels)} kernels and {len(operators)} operators"
     return folded_panel(title, field, html.Div(tables, id="names"), opened=bool(q))
 
@@ -218,7 +218,7 @@ def _copies(gpu: GpuInReport) -> Component:
 
 def _memory(gpu: GpuInReport) -> Iterator[Component]:
     if (memory := gpu.memory) is not None:
-        most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
+        summary = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
         given_out = memory_over_time(memory)
         yield folded_panel(
             given_out.title,
@@ -227,7 +227,7 @@ def _memory(gpu: GpuInReport) -> Iterator[Component]:
                 label="Memory of the GPU over the recording",
                 table=frame_of(memory.points, MemoryPoint),
             ),
-            note(f"{most}. The largest of each of {len(memory.points)} intervals is drawn."),
+            note(f"{summary}. The largest of each of {len(memory.points)} intervals is drawn."),
         )
 
 
@@ -338,8 +338,8 @@ def sections(stored: Stored, report: Report) -> list[Component]:
     ]
     if not tables:
         return []
-    shown = html.Div(tables, className="row")
-    return [shown if stored.kind.folded is None else folded_panel(stored.kind.folded, shown)]
+    tables_row = html.Div(tables, className="row")
+    return [tables_row if stored.kind.folded is None else folded_panel(stored.kind.folded, tables_row)]
 
 
 def _section_table(section: Table) -> Component:

@@ -34,9 +34,9 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         return [*head, *map(_without_report, incidents[:MOST_HANGS])]
     if not hangs:
         watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
-        how = f"`{watch}` watches a job, and keeps what it sees here."
-        whose = "in this store" if job is None else f"of {short(job)}"
-        return [*head, panel("No hang", html.P(f"No hang {whose} was recorded."), note(how))]
+        advice = f"`{watch}` watches a job, and keeps what it sees here."
+        scope = "in this store" if job is None else f"of {short(job)}"
+        return [*head, panel("No hang", html.P(f"No hang {scope} was recorded."), note(advice))]
     newest = hangs[0]
     nodes = fold(newest.report)
     table = node_table(nodes)

@@ -32,35 +32,35 @@ def build(q: str = "", host: str = "", **_: str) -> list[Component]:
         return _of_host(host)
     reads = results()
     tables = [
-        _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED), everyone=bool(q))
-        for title, what, read in (
+        _history_panel(title, noun, read(q, last=LAST_JOBS, most=MOST_LISTED), searched=bool(q))
+        for title, noun, read in (
             ("Hosts, the most frequent culprits first", "Host", reads.host_history),
             ("GPUs that were culprits", "GPU", reads.gpu_history),
         )
     ]
-    shown = [table for table in tables if table is not None]
-    if not shown:
+    panels = [table for table in tables if table is not None]
+    if not panels:
         why = (
             f"No host or GPU has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
         )
-        way_on = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
-        shown = [panel("No host", note(why), *way_on)]
-    said = note(
+        all_hosts = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
+        panels = [panel("No host", note(why), *all_hosts)]
+    explanation = note(
         "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5% of the step and"
         " sits on this host, or this GPU, alone. That calls for a check of it. Drain a host only if a recording shows"
         " its hardware at fault: the pages Job and Workers say so."
     )
     field = text_field("hosts-q", "Host or GPU", q, placeholder="part of its name", style="wide", sent_as="q")
     search = html.Form(field, action=href("/hosts"), method="GET", role="search")
-    return [html.H1("Hosts"), search, said, *shown]
+    return [html.H1("Hosts"), search, explanation, *panels]
 
 
-def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: bool) -> Component | None:
+def _history_panel(title: str, noun: str, machines: pl.DataFrame, *, searched: bool) -> Component | None:
     """A row per host or GPU that was a culprit, or per one found; None where none is known."""
     if machines.is_empty():
         return None
     listed = machines["found"][0]
-    machines = machines if everyone else machines.filter(pl.col("blamed") > 0)
+    machines = machines if searched else machines.filter(pl.col("blamed") > 0)
     if machines.is_empty():
         return panel(title, note(f"None of {listed:,} was ever the culprit."))
     rows = [
@@ -72,10 +72,10 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
         ]
         for row in machines.iter_rows(named=True)
     ]
-    table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")
+    table = row_table((noun, "History", "In which jobs", "Last seen"), rows, f"{noun}s")
     more = listed - machines.height
-    said = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
-    return panel(title, table, *([note(said)] if more else []))
+    remark = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
+    return panel(title, table, *([note(remark)] if more else []))
 
 
 def _machine(row: dict[str, Any]) -> Any:
@@ -153,8 +153,8 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
 
 
 def _reads(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
-    ask = {"last": LAST_JOBS, "most": MOST_LISTED}
-    return [partial(read, texts.get("q", ""), **ask) for read in (reads.host_history, reads.gpu_history)]
+    limits = {"last": LAST_JOBS, "most": MOST_LISTED}
+    return [partial(read, texts.get("q", ""), **limits) for read in (reads.host_history, reads.gpu_history)]
 
 
 opens_links("host-cost")

@@ -82,12 +82,12 @@ _TONES = {State.OPEN: Tone.BAD, State.OVER: Tone.GOOD, State.ENDED: Tone.UNSURE}
 
 def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str) -> list[Component]:
     """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
-    beside = pictures(stored, report)
+    charts = pictures(stored, report)
     return [
         *window_bar(stored),
         *open_incidents(stored),
         *run_panel(stored, report),
-        html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
+        html.Div([hero(stored, report), *charts], className="first-screen" if charts else None),
         *_causes(stored, report),
         *_fixes(stored, report),
         *_applied(stored.name),
@@ -173,8 +173,10 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     hours = ["GPU-hours a day"] if report.assumptions else []
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
-    then = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
-    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saved per {whole}", *map(term, hours)]
+    after_head = (
+        ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
+    )
+    heads = ["Fix", *where, term("sure", "Sure"), after_head, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence
@@ -187,17 +189,17 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
             cells += [*_times(fix), *a_day]
         rows[confidence is not None].append(cells)
     of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
-    said = [note(f"{words}.") for words in report.assumptions]
+    notes = [note(f"{words}.") for words in report.assumptions]
     tables = [
         row_table(heads, rows[each], label, range(1 + len(where), len(heads)))
         for each, label in ((True, of_cause), (False, of_any_job))
     ]
-    priced = [tables[0], *said]
+    priced = [tables[0], *notes]
     if levels := fix_levels(stored, report):
         priced = [waterfall(levels), folded(f"All fixes, priced: {len(rows[True])}", *priced)]
     return [
         *([panel(of_cause, *priced)] if rows[True] else []),
-        *([folded_panel(of_any_job, tables[1], *said)] if rows[False] else []),
+        *([folded_panel(of_any_job, tables[1], *notes)] if rows[False] else []),
     ]
 
 
@@ -223,12 +225,12 @@ def _title(fix: Fix) -> list[Any]:
 
 
 def _about(stored: Stored, report: Report) -> Component:
-    who = viewer()
+    user = viewer()
     rows: dict[str, Any] = {
         "Analysed": short(report.job.sizes),
-        "First step": who.moment(stored.started_at),
-        "Last step": who.moment(stored.ended_at),
-        "Imported": who.moment(stored.imported_at),
+        "First step": user.moment(stored.started_at),
+        "Last step": user.moment(stored.ended_at),
+        "Imported": user.moment(stored.imported_at),
         "Source": short(stored.source),
     }
     if isinstance(source := stored.metadata.get("layout_source"), str):
@@ -249,10 +251,10 @@ def _about(stored: Stored, report: Report) -> Component:
 def hero(stored: Stored, report: Report) -> Component:
     """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
     verdict, trust = headline(report), report.trust
-    now = "Now: " if run_of_several(report) else ""
+    prefix = "Now: " if run_of_several(report) else ""
     rows = [row for row in _rows(stored, report) if row[1]]
     parts: list[Any] = [
-        html.P(f"{now}{verdict.sentence}", className="verdict"),
+        html.P(f"{prefix}{verdict.sentence}", className="verdict"),
         _action(stored, report),
         html.Dl(
             [part for label, words, link in rows for part in (html.Dt(label), html.Dd([words, " ", link]))],
@@ -270,11 +272,11 @@ def _action(stored: Stored, report: Report) -> Component:
     if action is None:
         healthy = headline(report).tone is Tone.GOOD
         nothing = "Nothing to do in this window." if stored.windows > 1 else "Nothing to do."
-        said = nothing if healthy else f"No advice: {why_no_advice(report)}."
-        return html.Div(html.P(said), className="action")
+        message = nothing if healthy else f"No advice: {why_no_advice(report)}."
+        return html.Div(html.P(message), className="action")
     first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
-    then = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
-    parts = [*then, way(stored, "price other fixes", "/whatif")]
+    details = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
+    parts = [*details, way(stored, "price other fixes", "/whatif")]
     return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
 
 
@@ -349,8 +351,8 @@ def window_bar(stored: Stored) -> list[Component]:
         return []
     rows = results().history(stored.name, MOST_AROUND, stored.window).to_dicts()
     numbers = [row["number"] for row in rows]
-    shown = next((row for row in rows if row["number"] == stored.window), None)
-    steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
+    current = next((row for row in rows if row["number"] == stored.window), None)
+    steps = "" if current is None else f", steps {current['first_step']} to {current['last_step']}"
     earlier = max((number for number in numbers if number < stored.window), default=None)
     later = min((number for number in numbers if number > stored.window), default=None)
     newest = "" if numbers[-1] == live["number"] else f"; the newest is {live['number']}"

@@ -106,12 +106,12 @@ def build(q: str = "", sort: str = "lost", days: str = "", **state: str) -> list
                 ),
             ),
         ]
-    asked = {name: state[name] for name in FACETS if state.get(name)}
+    filters = {name: state[name] for name in FACETS if state.get(name)}
     view = {
         "q": q or None,
         "sort": sort if sort in ORDERS and sort != "lost" else None,
         "days": days if days in AGES else None,
-        **asked,
+        **filters,
     }
     views = Views(
         id="jobs-views",
@@ -134,14 +134,14 @@ def job_table() -> pl.DataFrame:
     live = results().live_jobs().select("name", "watched", "ending")
     jobs = results().jobs().join(live, on="name", how="left", maintain_order="left")
     lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
-    cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
+    cause, place, host = (pl.col(f"cause_{field}").list.first() for field in ("kinds", "places", "hosts"))
     labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
     straggler = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
         cause.replace_strict(labels, default=None, return_dtype=pl.String)
     )
     metadata = pl.col("metadata").str
-    tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
-    named = jobs.with_columns(
+    tokens = pl.coalesce(metadata.json_path_match(f"$.{prefix}tokens_per_step") for prefix in ("", "label_"))
+    table = jobs.with_columns(
         lost,
         saves,
         verdict=pl.when(pl.col("slowdown").is_null())
@@ -156,8 +156,8 @@ def job_table() -> pl.DataFrame:
         culprit=pl.when(~place.is_in(["whole job", "all ranks"])).then(place),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
-    named = named.update(_of_runs(named.schema), on="name")
-    return named.update(_hung(named.schema), on="name", how="full").with_columns(
+    table = table.update(_of_runs(table.schema), on="name")
+    return table.update(_hung(table.schema), on="name", how="full").with_columns(
         text=pl.concat_str(
             "name",
             "verdict",
@@ -224,19 +224,21 @@ def _sums(jobs: pl.DataFrame) -> Component:
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
-    lost, of = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
+    lost, all_hours = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
     need = "job needs" if sure.height == 1 else "jobs need"
     price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
-    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost{money}"
+    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"
     return html.H2(words, className="count")
 
 
 def _burning(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
     burning, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging()
-    most = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
-    names = most.head(MOST_CARDS)["name"].to_list()
+    affected = jobs.filter(pl.col("name").is_in(burning)).sort(
+        "lost_gpu_hours_per_day", descending=True, nulls_last=True
+    )
+    names = affected.head(MOST_CARDS)["name"].to_list()
     cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
     return [html.Div(cards, className="job-cards")] if cards else []
 
@@ -247,7 +249,7 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Co
     rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
     parts = max(1, -(-rows.height // MOST_ROWS))
     part = min(max(part, 1), parts)
-    shown = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)
+    page_rows = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)
     count = counted(jobs.height, "job") if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
     pages = [
         dcc.Link(words, href=_address(view, at=str(number)))
@@ -255,11 +257,13 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Co
         if 1 <= number <= parts
     ]
     where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([page, " "]) for page in pages)])] if parts > 1 else []
-    said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
+    message = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
     files = html.Span(
         ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
     )
-    return panel(count, _filter(view), _facets(jobs, view), views, *said, _grid(shown, view), *where, extra=files)
+    return panel(
+        count, _filter(view), _facets(jobs, view), views, *message, _grid(page_rows, view), *where, extra=files
+    )
 
 
 def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:
@@ -325,10 +329,10 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     cells_of_rows = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
     columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
     body = [[cells[name] for name in columns] for cells in cells_of_rows]
-    now = view["sort"] or "lost"
+    sorted_by = view["sort"] or "lost"
     ways = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
     heads = [
-        sorting_head(name, ways[order], sorts=order == now) if order else name
+        sorting_head(name, ways[order], sorts=order == sorted_by) if order else name
         for name, order in COLUMNS.items()
         if name in columns
     ]

@@ -55,14 +55,14 @@ def build(
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )
-    lines, shown = summary(timelines), {"step": chosen, "dp": lane, "schedule": schedule}
+    lines, state = summary(timelines), {"step": chosen, "dp": lane, "schedule": schedule}
     ranks = results().replay(stored.name).graph.dp_ranks[:MOST_LANES]
-    lanes = [("the longest", shown | {"dp": None}), *((str(rank), shown | {"dp": int(rank)}) for rank in ranks)]
+    lanes = [("the longest", state | {"dp": None}), *((str(rank), state | {"dp": int(rank)}) for rank in ranks)]
     links = {
-        "Steps, slowest first": [(str(number), shown | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
+        "Steps, slowest first": [(str(number), state | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
         "DP rank": lanes if len(ranks) > 1 else [],
-        "Draw below it": [(name, shown | {"schedule": name}) for name in SCHEDULES],
-        "Search": [("the best plan", shown | {"plans": 1})],
+        "Draw below it": [(name, state | {"schedule": name}) for name in SCHEDULES],
+        "Search": [("the best plan", state | {"plans": 1})],
     }
     stages = [_Stage.of(timelines[0], stage) for stage in range(timelines[0].stages)]
     of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
@@ -71,7 +71,7 @@ def build(
         panel(
             f"Pipeline in step {chosen}, {of_lane}",
             html.P(_sentence(stages, timelines[0].window_s), className="verdict"),
-            *(_choices(stored.name, title, of) for title, of in links.items() if of),
+            *(_choices(stored.name, title, choices) for title, choices in links.items() if choices),
             *figure_parts(
                 timeline(timeline_of("", timelines, ()), viewer().theme),
                 label=f"Computes and bubbles of {timelines[0].stages} stages in step {chosen}. {'; '.join(lines)}",
@@ -114,11 +114,11 @@ def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
     idle_s = sum(stage.idle_s for stage in stages) / len(stages)
     if not idle_s:
         return "No stage waits."
-    most = max(stages, key=lambda stage: stage.idle_s)
-    reason = max(most.waits_s, key=lambda name: most.waits_s[name])
+    idlest = max(stages, key=lambda stage: stage.idle_s)
+    reason = max(idlest.waits_s, key=lambda name: idlest.waits_s[name])
     return (
         f"Stages are idle for {idle_s / window_s:.0%} of the {seconds(window_s)} from the first to the last compute;"
-        f" most of all stage {most.number}, {most.idle_s / window_s:.0%}, mostly waiting for {WAITS_FOR[reason]}."
+        f" most of all stage {idlest.number}, {idlest.idle_s / window_s:.0%}, mostly waiting for {WAITS_FOR[reason]}."
     )
 
 

@@ -45,8 +45,8 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
     """
     served = service().study
     if served is None:
-        how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
-        return [html.H1("Fleet"), panel("No study", note(how))]
+        advice = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
+        return [html.H1("Fleet"), panel("No study", note(advice))]
     report = served.report()
     if job:
         return _of_job(served, report, job)
@@ -62,13 +62,13 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
         BY_CAUSE: ("cause", figures.causes["kind"].to_list()),
         BY_TEAM: ("team", figures.groups["team"]["group"].to_list()),
     }
-    every = list(tables(figures))
+    all_tables = list(tables(figures))
     titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if figures.groups["team"].height > 1 else [])]
     short_ones = [
-        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
+        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in all_tables if table.title in titles
     ]
     first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
-    rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
+    rest = [_panel(table, *drilled.get(table.title, ())) for table in all_tables]
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
@@ -106,12 +106,12 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
         ]
         for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
     ]
-    of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
+    chosen = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
     heads = ["Job", "Team", "Lost", "GPU-hours lost", *([] if price is None else ["Cost"])]
     table = row_table(heads, rows, "Jobs that lose most", range(2, len(heads)))
     count = html.Span(f"{jobs.height:,} jobs ", className="note")
-    everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
-    return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
+    everything = [dcc.Link("All jobs", href=href("/fleet"))] if chosen else []
+    return panel(f"Jobs that lose most{f': {chosen}' if chosen else ''}", table, extra=[count, *everything])
 
 
 def _where(name: str, stored: set[str]) -> str:
@@ -134,7 +134,7 @@ def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Componen
     of_fixes = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
     sentence = row["headline"] or "no verdict"
     verdict = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="verdict")
-    way = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
+    advice = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
     heads, fix_heads = ("Cause", "Where", "GPU-hours lost", "What to do"), ("Fix", "Where", "GPU-hours saved")
     tone = Tone.BAD if row["straggling"] or of_causes else Tone.GOOD
     return [
@@ -142,7 +142,7 @@ def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Componen
         html.Section([html.H2(short(name)), verdict, note(f"{lost}.")], className=f"panel hero {tone}"),
         *([panel("Why", row_table(heads, of_causes, "Causes", (2,)))] if of_causes else []),
         *([panel("Fixes", row_table(fix_heads, of_fixes, "Fixes", (2,)))] if of_fixes else []),
-        way,
+        advice,
     ]
 
 

@@ -41,16 +41,20 @@ def build(stored: Stored, _report: Report, **_: str) -> list[Component]:
     since, until = (0.0, math.inf) if chosen is None else (chosen.since, chosen.until)
     life = read_life(results(), stored.name, since, until)
     if life is None or life.spans.is_empty():
-        way = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
+        workers_link = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
         if chosen is not None:
             return [panel("No steps", note(["No step ran in this range."]))]
-        return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
+        return [
+            panel(
+                "No times", note(["The trace does not say when its steps ran. Their order is on ", workers_link, "."])
+            )
+        ]
     ends = life.ends if chosen is None else chosen.within(*life.ends)
-    shown = _panels(stored, life, ends, chosen is not None)
-    ask = html.Button("What is different here?", id="time-ask", className="primary")
+    panels = _panels(stored, life, ends, chosen is not None)
+    button = html.Button("What is different here?", id="time-ask", className="primary")
     answer = html.Div(id="time-different", role="status")
-    question = html.Section([ask, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
-    return shown if chosen is None else [question, *shown]
+    question = html.Section([button, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
+    return panels if chosen is None else [question, *panels]
 
 
 def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool) -> list[Component]:
@@ -64,9 +68,13 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             return href("/job", job=stored.name, window=window)
         return href("/timeline", job=stored.name, window=window, step=step)
 
-    def shown(name: Any, chart: go.Figure, label: str, table: pl.DataFrame, of: str, extra: str = "") -> Component:
+    def shown(
+        name: Any, chart: go.Figure, label: str, table: pl.DataFrame, figure_id: str, extra: str = ""
+    ) -> Component:
         on_the_clock(chart, ends, ends if chosen else None, zone, title)
-        return figure_panel(name, chart, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
+        return figure_panel(
+            name, chart, label=label, table=table, id=figure_id, extra=html.Span(extra, className="note")
+        )
 
     spans, steps = life.spans, "steps" if life.stepwise else "windows"
     opens = "the step" if life.stepwise else "the window"

@@ -215,9 +215,9 @@ def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Component:
     """The empty elements that assets/timeline.js fills."""
-    of = f"step {state.step} of {stored.name}" if words.peers else stored.name
+    scope = f"step {state.step} of {stored.name}" if words.peers else stored.name
     tracks = f"a track per {words.who} and stream, time to the right"
-    label = f"Timeline of {of}: {tracks}. The table below lists the slowest ops of the same view."
+    label = f"Timeline of {scope}: {tracks}. The table below lists the slowest ops of the same view."
     return html.Div(
         [
             html.Div(

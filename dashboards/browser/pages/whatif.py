@@ -135,9 +135,9 @@ def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0)
     if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
+    kept_answers = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
     on_gpus = tuple((question, service().replays.ask(stored, question.query)) for question in gpu_questions(report))
-    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks), on_gpus)
+    return Seen(query, status, wrong, kept_answers, (*state["remarks"], *remarks), on_gpus)
 
 
 def _drawn(seen: Seen) -> Drawn:
@@ -167,7 +167,7 @@ def _form(kind: StoredKind, report: Report, state: Asking, seen: Seen) -> list[C
             choice(
                 "whatif-action",
                 "What happens to them",
-                {str(ask): label for ask, label in _ACTIONS.items()},
+                {str(value): label for value, label in _ACTIONS.items()},
                 action,
             ),
             hidden=not kind.of_ops,
@@ -244,14 +244,14 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
     seen = _look(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
-    now = _drawn(seen)
-    same = now["answer"] == before["answer"]
+    drawn = _drawn(seen)
+    same = drawn["answer"] == before["answer"]
     return (
         no_update if same else answer_panel(stored.report, seen),
-        no_update if now["beside"] == before["beside"] else kept_panel(stored.report, seen),
-        no_update if now["losses"] == before["losses"] else gpu_prices(stored.report, seen),
+        no_update if drawn["beside"] == before["beside"] else kept_panel(stored.report, seen),
+        no_update if drawn["losses"] == before["losses"] else gpu_prices(stored.report, seen),
         no_update if same else seen.wrong,
-        no_update if now == before else now,
+        no_update if drawn == before else drawn,
         Answered(asked=asked, pending=seen.pending),
     )
 
@@ -273,8 +273,8 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
         chosen = ChosenOps()  # the list of kinds cannot show it
     wanted = (list(chosen.kinds), *(getattr(chosen, name) for name in _CONTROLS))
-    shown = (list(kinds or []), *(text or "" for text in texts))
-    changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]
+    current = (list(kinds or []), *(text or "" for text in texts))
+    changed = [no_update if new == old else new for new, old in zip(wanted, current, strict=True)]
     if all(new is no_update for new in changed):
         raise PreventUpdate
     return changed

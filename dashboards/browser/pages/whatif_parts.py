@@ -77,15 +77,15 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
         query = query_of(fix)
-        ask = "" if query is None else ask_button("Edit", query, edit=True)
+        button = "" if query is None else ask_button("Edit", query, edit=True)
         bound = "at most " if fix.bound else ""
         confidence = fix.confidence
         title = fix.title if confidence is None else f"{fix.title} ({sure(confidence)})"
         times = f"{seconds(step_s)} to {seconds(fix.new_step_s or 0.0)}"
-        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
+        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(button, className="ask")]
         rows[confidence is not None].append(cells)
     heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]
-    said = note(
+    explanation = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
@@ -96,7 +96,7 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and kind.of_ops else []),
+        *([explanation] if rows[True] and kind.of_ops else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
@@ -111,16 +111,18 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
             saves = f"{seconds(saved_s)} ({saved_s / status.recorded_s:.0%})"
         words = GPU_REASONS.get(question.subject, question.subject)
         words += "" if question.rank is None else f", rank {question.rank}"
-        asked = html.Td(ask_button("Edit", question.query, edit=True), className="ask")
-        groups.setdefault(question.heading, []).append((saved_s, [words, seconds(question.takes_s), saves, asked]))
+        button = html.Td(ask_button("Edit", question.query, edit=True), className="ask")
+        groups.setdefault(question.heading, []).append((saved_s, [words, seconds(question.takes_s), saves, button]))
     lists = []
     for heading, rows in groups.items():
         ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
         takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saved per {report.job.whole}"
         table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
         lists.append(html.Div(table, className="half"))
-    said = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
-    return [html.Div(lists, className="row"), said] if lists else []
+    explanation = note(
+        "Prices are those of fixes: the job is replayed with launch delays, everything else as recorded."
+    )
+    return [html.Div(lists, className="row"), explanation] if lists else []
 
 
 def losses(report: Report) -> list[Component]:
@@ -139,9 +141,9 @@ def losses(report: Report) -> list[Component]:
         _list("Stage or DP rank", lost, _lost(report, places)),
         _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
     ]
-    shown = [html.Div(table, className="third") for table in lists if table is not None]
-    said = note("Against the average op of the job, each by itself and without launch delays.")
-    return [html.Div(shown, className="row"), said] if shown else []
+    tables = [html.Div(table, className="third") for table in lists if table is not None]
+    explanation = note("Against the average op of the job, each by itself and without launch delays.")
+    return [html.Div(tables, className="row"), explanation] if tables else []
 
 
 def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
@@ -203,10 +205,10 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
 
 def _progress(phase: Phase) -> Component:
     phases = list(Phase)
-    done = phases.index(phase)
-    items = [html.Li([str(each), ""], className="done") for each in phases[:done]]
+    index = phases.index(phase)
+    items = [html.Li([str(each), ""], className="done") for each in phases[:index]]
     items.append(html.Li([str(phase), " ..."], className="now"))
-    items += [html.Li([str(each), ""], className="") for each in phases[done + 1 :]]
+    items += [html.Li([str(each), ""], className="") for each in phases[index + 1 :]]
     return html.Ol(items, className="phases")
 
 
@@ -229,8 +231,8 @@ def sentence(query: WhatifQuery, answer: WhatifAnswer, whole: str = "a step") ->
             f"With {query.selection} alone as recorded and all else ideal, {whole} takes"
             f" {seconds(answer.step_time_s)}: they alone cost {cost_alone(answer.slowdown)} of it."
         )
-    how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
-    takes = f"{how}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
+    condition = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
+    takes = f"{condition}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
     if not answer.clear:
         return f"{takes}: a difference within its error, so nothing is promised."
     word = "less" if answer.saved_s > 0 else "more"
@@ -249,11 +251,13 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
             (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
             (cost_alone(answer.slowdown), term("costs alone", "lost to them alone")),
         ]
-    every = f" of {report.job.ops:,}" if report.job.ops else ""
-    figures.append((f"{answer.ops:,}", f"ops selected{every}"))
-    said = [html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")]
+    of_all = f" of {report.job.ops:,}" if report.job.ops else ""
+    figures.append((f"{answer.ops:,}", f"ops selected{of_all}"))
+    content = [
+        html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")
+    ]
     if not trust.trustworthy:
-        said.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
+        content.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
     cards = [
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
@@ -264,7 +268,7 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
     if query.action is QueryAction.KEEP:
         means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
     footing = note([*error, *means])
-    return [*said, html.Div(cards, className="figures"), footing]
+    return [*content, html.Div(cards, className="figures"), footing]
 
 
 def kept_panel(report: Report, seen: Seen) -> Component | None:
@@ -279,9 +283,9 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
         assert seen.query is not None
         assert seen.status is not None
         rows.append((seen.query, seen.status))
-    said = [html.P(text, className="warning") for text in seen.beside_problems]
+    problems = [html.P(text, className="warning") for text in seen.beside_problems]
     if not seen.beside:
-        return panel("Scenarios side by side", *said) if said else None
+        return panel("Scenarios side by side", *problems) if problems else None
     recorded_s = report.step_time_s.recorded
     bars = [
         StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
@@ -298,7 +302,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     )
     return panel(
         "Scenarios side by side",
-        *said,
+        *problems,
         html.Div(_lines(rows, report.job.whole, len(seen.beside)), className="scenarios"),
         *figure,
     )
@@ -322,8 +326,8 @@ def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> p
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) -> Component:
-    """The scenarios as a table with a button each; what comes after `beside` rows is not kept yet."""
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, kept_count: int) -> Component:
+    """The scenarios as a table with a button each; what comes after `kept_count` rows is not kept yet."""
     heads: list[Any] = [
         "",
         "Scenario",
@@ -337,8 +341,8 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         if isinstance(status, WhatifAnswer):
             cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
         else:
-            said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
-            cells = [html.Td(said, colSpan=3, className="note")]
+            message = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
+            cells = [html.Td(message, colSpan=3, className="note")]
         last: Any = (
             html.Button(
                 "Remove",
@@ -346,11 +350,11 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
                     aria_label=f"Remove scenario {number}", data_whatif="remove", data_asked=kept_text([query])
                 ),
             )
-            if number <= beside
+            if number <= kept_count
             else html.Span("not kept", className="label")
         )
         row = [html.Td(str(number), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
-        lines.append(html.Tr(row, className="" if number <= beside else "current"))
+        lines.append(html.Tr(row, className="" if number <= kept_count else "current"))
     return row_table(heads, lines, "Scenarios", range(2, 5))
 
 

@@ -290,7 +290,7 @@ def change(
     _workers: Any,
     _hosts: Any,
     job: str,
-    shown: Shown,
+    view_data: Shown,
 ) -> Any:
     """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
@@ -299,7 +299,7 @@ def change(
         return no_update
     report, workers = results().stored(job).report, results().worker_map(job)
     assert report is not None, "else there were no map"
-    before = read_view(workers, shown)
+    before = read_view(workers, view_data)
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
     view = _followed(workers, replace(before, said=()), position, clicked, typed)
     if view.said:
@@ -327,12 +327,12 @@ def _followed(
         case "workers-map" if clicked and "box" in clicked:
             return choose_box(workers, *clicked["box"], view)
         case "workers-map" if clicked and clicked["points"]:
-            who = clicked["points"][0]["customdata"]
-            return choose_worker(workers, ",".join(map(str, who[:2])), replace(view, box=None))
+            customdata = clicked["points"][0]["customdata"]
+            return choose_worker(workers, ",".join(map(str, customdata[:2])), replace(view, box=None))
         case "workers-times" | "workers-steps" if clicked and clicked["points"]:
-            of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
+            of, customdata = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
             view = choose_step(workers, "".join(map(str, of)), view)
-            return choose_worker(workers, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
+            return choose_worker(workers, ",".join(map(str, customdata[:2])), view) if len(customdata) > 1 else view
         case "workers-go" if typed:
             return choose_worker(workers, typed, view)
         case {"type": "pick-worker", "value": str(value)}:
@@ -347,10 +347,10 @@ clientside_callback(
 )
 
 
-def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:
+def pick(kind: str, value: str, label: str, *, place: str, pressed: bool = False) -> Component:
     """A button that chooses a worker or a host. `place` tells apart buttons for the same one."""
     return html.Button(
-        shown,
+        label,
         id={"type": f"pick-{kind}", "value": value, "place": place},
         className="pick",
         **attributes(aria_pressed="true" if pressed else "false"),
@@ -368,12 +368,12 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
     rows = []
     for cell in cells:
         worker, host = workers.worker(cell), workers.host_name(cell)
-        shown = pick(
+        button = pick(
             "worker", comma(worker), workers.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
         )
         rows.append(
             [
-                shown,
+                button,
                 html.Td("-" if host is None else short(host), className="host"),
                 f"{worker.dp_rank}, {worker.pp_rank}",
                 *([] if in_step is None else [cost_alone(in_step[cell])]),
@@ -381,10 +381,10 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
             ]
         )
     balanced = float(workers.slowdown.max()) < WORTH_NAMING and position is None
-    said = [note(f"No worker costs {WORTH_NAMING - 1:.0%}: these are only the largest.")] if balanced else []
+    remarks = [note(f"No worker costs {WORTH_NAMING - 1:.0%}: these are only the largest.")] if balanced else []
     places = [place for place, cell in enumerate(cells) if cell == chosen]
     numbers = range(3, len(heads))
-    return [*said, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
+    return [*remarks, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
 
 
 def slowest_steps(stored: Stored) -> Component:
@@ -405,8 +405,8 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
     """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
     worker, host = workers.worker(cell), workers.host_name(cell)
     count = workers.slowdown.size
-    everyone = workers.per_step.reshape(len(workers.steps), -1)
-    slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
+    per_step = workers.per_step.reshape(len(workers.steps), -1)
+    slow = int((per_step[:, cell] >= WORTH_NAMING).sum())
     facts = {
         "Costs alone": f"{cost_alone(workers.slowdown.ravel()[cell])} of a step",
         "Place": f"{workers.place(cell):,} of {count:,}, the slowest first",
@@ -422,7 +422,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
             "What if it were as fast as its peers?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")
         ),
     ]
-    table = pl.DataFrame({"step": workers.steps, "slowdown": everyone[:, cell]})
+    table = pl.DataFrame({"step": workers.steps, "slowdown": per_step[:, cell]})
     moments = [viewer().moment(starts.get(int(number))) for number in workers.steps]
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
@@ -448,8 +448,8 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         return [note("A drag over the map chooses several workers.")]
     values = workers.values(view.position).ravel()
     cells = view.box.cells(workers)
-    own, whole = (float(np.nansum(np.clip(lost_alone(each), 0, None))) for each in (values[cells], values))
-    share = f" of {whole:.1%}, {own / whole:.0%} of what all workers cost" if whole else ""
+    selected, total = (float(np.nansum(np.clip(lost_alone(each), 0, None))) for each in (values[cells], values))
+    share = f" of {total:.1%}, {selected / total:.0%} of what all workers cost" if total else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
@@ -461,10 +461,10 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         html.P(
             [
                 html.B(f"{len(cells):,} workers, dp {view.box.dp_ranks}, stage {view.box.stages}: "),
-                *(term("summed"), f" {own:.1%}{share}"),
+                *(term("summed"), f" {selected:.1%}{share}"),
             ]
         ),
-        html.P([html.Span(dcc.Link(words, href=to), className="next") for words, to in ways.items()]),
+        html.P([html.Span(dcc.Link(words, href=address), className="next") for words, address in ways.items()]),
     ]
 
 
@@ -478,10 +478,10 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     if workers.only_host is not None:
         return [note(f"The job runs on one host, {short(workers.only_host)}.")]
     loads = workers.host_loads()
-    said = html.P(host_words(report, workers), className="verdict")
+    verdict = html.P(host_words(report, workers), className="verdict")
     if not loads:
         return [
-            said,
+            verdict,
             note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
         ]
     rows = [
@@ -499,7 +499,7 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     more = len(loads) - HOSTS_LISTED
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
-        said,
+        verdict,
         row_table(heads, rows, "Hosts", (1, 2, 4), style="tight", chosen=places),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]

@@ -86,22 +86,22 @@ def _cell(workers: WorkerMap, job: str, pooled: Pooled, row: int, column: int, l
     )
 
 
-def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
+def _mark(content: Any, where: str, words: str, **more: Any) -> Component:
     """A mark that links on (assets/tracekit.js); in large pictures, Tab stops only at the important marks."""
-    return html.A(shown, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
+    return html.A(content, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
 
 
 def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
     """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
-    shown = [
+    steps = [
         max(by_step[first : first + block], key=lambda row: row.recorded_s) for first in range(0, len(by_step), block)
     ]
-    slowest = max(shown, key=lambda row: row.recorded_s)
+    slowest = max(steps, key=lambda row: row.recorded_s)
     top = slowest.recorded_s
     theme = viewer().theme
     bars: list[Component] = []
-    for row in shown:
+    for row in steps:
         lost_s = min(row.lost_s or 0.0, row.recorded_s)
         words = f"step {row.step}: {seconds(row.recorded_s)}, {seconds(lost_s)} lost"
         without_loss = 1.0 - lost_s / row.recorded_s if row.recorded_s else 1.0
@@ -129,13 +129,13 @@ def steps_picture(by_step: Sequence[OfStep], job: str) -> Component:
 
 def trend(shares: Sequence[float]) -> Component:
     """The shares that the last windows lose, a bar each from 0 to the largest of them, at least 10 %."""
-    shown = shares[-MOST_TREND:]
-    top = max(*shown, 0.1)
+    recent = shares[-MOST_TREND:]
+    top = max(*recent, 0.1)
     bars = [
         html.Span(html.I(style={"height": f"{max(share, 0.0) / top:.0%}", "background": viewer().theme.slow[3]}))
-        for share in shown
+        for share in recent
     ]
-    words = f"lost in the last {len(shown)} windows: {shown[0]:.0%} to {shown[-1]:.0%}, {max(shown):.0%} at most"
+    words = f"lost in the last {len(recent)} windows: {recent[0]:.0%} to {recent[-1]:.0%}, {max(recent):.0%} at most"
     return html.Div(bars, className="bars trend", title=words, role="img", **attributes(aria_label=words))
 
 

@@ -61,14 +61,14 @@ def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
     return {} if id is None else {"id": id}
 
 
-def term(word: str, shown: str | None = None) -> Component:
+def term(word: str, label: str | None = None) -> Component:
     """A word of the glossary that shows its definition on hover or focus (assets/tips.js)."""
-    return html.Span(shown or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
+    return html.Span(label or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
 
 
-def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
+def badge(content: Children, tone: Tone, *, loud: bool) -> Component:
     """A judgement in the colour of its tone, `loud` on full colour; readable in both themes."""
-    return html.Span(shown, className=f"badge {tone}{' loud' if loud else ''}")
+    return html.Span(content, className=f"badge {tone}{' loud' if loud else ''}")
 
 
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
@@ -98,9 +98,9 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
-    """An error message that the user can act on. `way_on`: a link to a page that works."""
-    return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
+def problem(message: str, *, title: str = "This cannot be shown", link: Component | None = None) -> Component:
+    """An error message that the user can act on. `link`: a link to a page that works."""
+    return html.Div([html.B(title), html.P(message), link], className="problem", role="alert")
 
 
 def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
@@ -119,7 +119,7 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
 def told(error: Exception) -> Component:
     """The message for an error. Errors of tracekit itself are logged with a traceback."""
     if isinstance(error, NotStoredError):
-        return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
+        return problem(str(error), link=dcc.Link("All jobs", href=href("/")))
     if isinstance(error, TracekitError):
         return problem(str(error))
     logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
@@ -198,7 +198,10 @@ def html_table(
         styles = ["number" if column in numbers else "" for column in range(len(cells))]
         styled = zip(cells, styles, strict=True)
         return html.Tr(
-            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled],
+            [
+                cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=style_of_cell)
+                for cell, style_of_cell in styled
+            ],
             className="chosen" if place in chosen else "",
         )
 
@@ -311,9 +314,9 @@ def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"value": value, "label": label} for value, label in options.items()]
 
 
-def scale(name: str, label: str, most: int, value: int) -> Component:
-    """A slider from 0 to `most` that sends its value while dragged. `label`: text for screen readers."""
-    knob = dcc.Input(id=name, type="range", min=0, max=most, step=1, value=value)
+def scale(name: str, label: str, maximum: int, value: int) -> Component:
+    """A slider from 0 to `maximum` that sends its value while dragged. `label`: text for screen readers."""
+    knob = dcc.Input(id=name, type="range", min=0, max=maximum, step=1, value=value)
     return html.Label([html.Span(label, className="unseen"), knob], className="scale")
 
 
@@ -334,8 +337,8 @@ class _Drawn(Component):
 
 
 def _drawn(namespace: str, name: str, *properties: str) -> type[_Drawn]:
-    named = {"_namespace": namespace, "_type": name, "_properties": properties}
-    return type(name, (_Drawn,), {"__module__": __name__, **named})
+    definition = {"_namespace": namespace, "_type": name, "_properties": properties}
+    return type(name, (_Drawn,), {"__module__": __name__, **definition})
 
 
 #: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.

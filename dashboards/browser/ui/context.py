@@ -80,10 +80,10 @@ def results() -> Results:
     """
     if "results" not in flask.g:
         flask.g.results = service().results.at_one_state()
-        asked = _asked()
-        job, window = asked.get("job") or None, asked.get("window", "")
+        requested = _asked()
+        job, window = requested.get("job") or None, requested.get("window", "")
         with suppress(SelectionError):  # the page says it
-            choose_range(job, asked.get("since", ""), asked.get("until", ""))
+            choose_range(job, requested.get("since", ""), requested.get("until", ""))
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
     chosen: Results = flask.g.results

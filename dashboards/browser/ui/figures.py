@@ -163,17 +163,17 @@ def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
     """What the GPU of each rank did, one part after the other: `by_rank` of the report on a recording, with
     `before_first_s` if that is known; of many ranks, the costliest.
     """
-    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])
+    costliest = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])
     bars = []
-    for number, row in enumerate(shown):
+    for number, row in enumerate(costliest):
         end_s = 0.0
         for what, (words, key, _) in enumerate(_GPU_PARTS):
             spent_s = row.get(key, 0.0)
             if spent_s > 0:
-                said = f"rank {row['rank']}, {words}: {seconds(spent_s)}"
-                bars.append(TimelineBar(number, what, end_s, end_s + spent_s, said))
+                hover_text = f"rank {row['rank']}, {words}: {seconds(spent_s)}"
+                bars.append(TimelineBar(number, what, end_s, end_s + spent_s, hover_text))
             end_s += spent_s
-    names = [f"rank {row['rank']}" for row in shown]
+    names = [f"rank {row['rank']}" for row in costliest]
     legend = [LegendEntry(words, tone) for words, _, tone in _GPU_PARTS]
     return BarTimeline("What each GPU did", "of the recording", names, legend, bars, [])
 

@@ -95,14 +95,14 @@ def named_causes(report: Report) -> list[Finding]:
     """The named causes, the costliest first; for an untrustworthy job, only those that explain why and whose fix is
     promised all the same.
     """
-    named = [cause for cause in report.findings if costs_time(report, cause) or cause.suggested_fix]
-    return named if report.trust.trustworthy else [cause for cause in named if cause.kind in advised(report)]
+    causes = [cause for cause in report.findings if costs_time(report, cause) or cause.suggested_fix]
+    return causes if report.trust.trustworthy else [cause for cause in causes if cause.kind in advised(report)]
 
 
 def place_words(report: Report, cause: Finding) -> str:
     """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
     places = zip(report.findings, report.answer.places, strict=True)
-    words = next((words for named, words in places if named == cause), cause.where_text)
+    words = next((words for place, words in places if place == cause), cause.where_text)
     return "" if words == "whole job" else short(words)
 
 
@@ -189,10 +189,10 @@ def _on(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> st
 def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """Workers by rank; by coordinates where the map has no rank."""
     cells = [(worker, workers_map.cell(worker)) for worker in workers]
-    named = [
+    names = [
         None if cell is None or workers_map.rank_of(cell) is None else workers_map.label(cell) for _, cell in cells
     ]
-    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)]
+    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(names, cells, strict=True)]
     return listed(words, MOST_NAMED)
 
 
@@ -229,7 +229,7 @@ def _promised(report: Report) -> list[Fix]:
 def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
     """The slow workers on the map, the shape that they form, and how often the slowest one is the same."""
     workers = space.workers
-    named = _listed(workers, workers_map)
+    names = _listed(workers, workers_map)
     host = f" on {short(space.host)}" if space.host else ""
     largest = 1 - 1 / float(workers_map.slowdown.max())
     stays = f"The same worker is the slowest in {space.stays:.0%} of the steps."
@@ -239,19 +239,19 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
         case "none":
             return f"No worker stands out: none alone costs more than {largest:.1%} of a step."
         case "one-worker":
-            return f"One worker stands out: {named}{host}, which alone costs {largest:.1%} of a step. {stays}"
+            return f"One worker stands out: {names}{host}, which alone costs {largest:.1%} of a step. {stays}"
         case "one-host" if workers_map.only_host is not None:
-            everyone = len(workers) == workers_map.slowdown.size
-            which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
+            is_all = len(workers) == workers_map.slowdown.size
+            which = f"All {len(workers):,} workers" if is_all else f"Several workers ({names})"
             return f"{which} of the only host of the job, {short(workers_map.only_host)}, stand out. {stays}"
         case "one-host":
-            return f"Workers of one host stand out, {short(str(space.host))}: {named}. {stays}"
+            return f"Workers of one host stand out, {short(str(space.host))}: {names}. {stays}"
         case "one-stage":
             return f"One stage stands out on nearly every DP rank: stage {workers[0].pp_rank}."
         case "one-dp-rank":
             return f"One DP rank stands out on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
         case "several-workers":
-            return f"Several workers stand out: {named}. {stays}"
+            return f"Several workers stand out: {names}. {stays}"
         case _:
             return (
                 "The slowest worker changes from step to step; over all steps, none alone costs more than"
@@ -265,10 +265,10 @@ def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
         return "One step was traced: since when cannot be said."
     steps = listed(map(str, pattern.slow_steps), MOST_NAMED)
     shares = {row.step: (row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in by_step}
-    least, most = min(shares.values()), max(shares.values())
+    low, high = min(shares.values()), max(shares.values())
     match pattern.shape:
         case "none":
-            return f"What steps lose shows no pattern: {least:.1%} to {most:.1%} of each."
+            return f"What steps lose shows no pattern: {low:.1%} to {high:.1%} of each."
         case "persistent":
             slow = sum(share >= SMALLEST_HEADLINE_SHARE for share in shares.values())
             if 0 < slow < len(by_step):
@@ -276,14 +276,14 @@ def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
                     "The loss comes and goes from the first step on: it is"
                     f" {SMALLEST_HEADLINE_SHARE:.0%} or more in {slow:,} of {len(by_step):,} steps."
                 )
-            return f"Every step loses time, from the first one on: {least:.1%} to {most:.1%}."
+            return f"Every step loses time, from the first one on: {low:.1%} to {high:.1%}."
         case "changed":
             since = pattern.since_step or 0
             before, after = (
                 fmean(share for step, share in shares.items() if (step < since) is early) for early in (True, False)
             )
-            way = "rose" if after > before else "fell"
-            return f"The loss {way} at step {since}, from {before:.1%} of a step on average to {after:.1%}."
+            verb = "rose" if after > before else "fell"
+            return f"The loss {verb} at step {since}, from {before:.1%} of a step on average to {after:.1%}."
         case "drifting":
             return "The loss drifts: it grows or shrinks steadily over the steps."
         case "periodic":

@@ -90,8 +90,8 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
         content = guarded(_within_limits(build))(**texts)
-        trouble = html.Div(id=TROUBLE, role="alert")
-        parts = [*(content if isinstance(content, list) else [content]), left_out, trouble]
+        alerts = html.Div(id=TROUBLE, role="alert")
+        parts = [*(content if isinstance(content, list) else [content]), left_out, alerts]
         return html.Main(as_prose(parts), id="page", **attributes(data_page=path, **seen))
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
@@ -141,8 +141,8 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
         try:
             choose_range(name, state.pop("since", ""), state.pop("until", ""))
         except SelectionError as error:
-            all_of_it = dcc.Link("All of the run", href=href(path, job=name, since=None))
-            remarks.append(problem(str(error), title="This range cannot be shown", way_on=all_of_it))
+            whole_run = dcc.Link("All of the run", href=href(path, job=name, since=None))
+            remarks.append(problem(str(error), title="This range cannot be shown", link=whole_run))
         if window is not None:
             choose_window(name, window)
         try:
@@ -151,17 +151,17 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
             if window is None:
                 raise
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
-            return [problem(str(error), way_on=newest)]
+            return [problem(str(error), link=newest)]
         if job is None:
             remarks.append(note(f"No job named in the address: this is the newest one, {short(name)}."))
         if path not in stored.kind.pages:
             return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
-            how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
+            advice = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
             if why == OTHER_VERSION:
-                how = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
-            return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
+                advice = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
+            return [job_head(stored, path), *remarks, problem(f"{why} {advice}", title="Not analysed")]
         texts = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
         content = guarded(build)(stored, stored.report, **texts)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
@@ -209,16 +209,16 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     steps = [] if stored.report is None else [row.step for row in stored.report.by_step]
     words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
     if chosen_window(stored.name) is None:
-        of = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
-        return [note(f"{words}: the newest {of}.")]
+        scope = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
+        return [note(f"{words}: the newest {scope}.")]
     return [note([f"{words}. ", dcc.Link("Newest window", href=href(path, job=stored.name, window=None))])]
 
 
 def trust_badge(report: Report) -> Component:
     """A badge that tells if the figures are trustworthy."""
     trusted = report.trust.trustworthy
-    shown = term("trust", "trustworthy" if trusted else "not trustworthy")
-    return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
+    label = term("trust", "trustworthy" if trusted else "not trustworthy")
+    return badge(label, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
 
 
 def frame() -> Component:
@@ -303,9 +303,9 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
     expected, hints = signature(function), get_type_hints(function)
 
     @wraps(function)
-    def safely(*values: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
+    def safely(*values: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer:
         try:
-            given = expected.bind(*values, **named).arguments
+            given = expected.bind(*values, **keywords).arguments
         except TypeError as error:
             raise BadRequest(f"{function.__name__}: {error}") from None
         if flask.request.content_length is None or flask.request.content_length > MOST_BYTES:
@@ -314,7 +314,7 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
             if not all(_fits(each, hints[name]) for each in (value if several else [value])):
                 raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
-        return _in_prose(function(*values, **named))
+        return _in_prose(function(*values, **keywords))
 
     return safely
 
@@ -383,11 +383,11 @@ def share(job: str, report: Report) -> Component:
         for form, text in messages(report, ADDRESS).items()
     ]
     page = html.A("Download HTML", href=href("/download/report.html", job=job), download="", className="button")
-    said = html.Span(role="status", className="note")
+    status = html.Span(role="status", className="note")
     return html.Details(
         [
             html.Summary("Share"),
-            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), said]),
+            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), status]),
         ],
         className="share",
     )
@@ -405,12 +405,12 @@ def range_control(job: str, path: str) -> list[Component]:
 
     Pages of a job with several windows show the newest one in the range; charts of time show the range alone.
     """
-    whole = results().spans(job, 1)
-    if whole.is_empty():
+    all_spans = results().spans(job, 1)
+    if all_spans.is_empty():
         return []
-    begin, end = float(whole["start_s"][0]), float(whole["end_s"][0])
+    begin, end = float(all_spans["start_s"][0]), float(all_spans["end_s"][0])
     chosen = chosen_range(job)
-    shown = "All of the run" if chosen is None else "Range"
+    label = "All of the run" if chosen is None else "Range"
     moments = [viewer().moment(time_s) for time_s in ((begin, end) if chosen is None else chosen.within(begin, end))]
     ways = [
         dcc.Link(name, href=href(path, job=job, since=_iso(max(end - length, begin)), until=_iso(end), window=None))
@@ -427,7 +427,7 @@ def range_control(job: str, path: str) -> list[Component]:
     form = html.Form(
         [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"
     )
-    summary = html.Summary([html.B(f"{shown}: "), f"{moments[0]} to {moments[1]}"])
+    summary = html.Summary([html.B(f"{label}: "), f"{moments[0]} to {moments[1]}"])
     return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
 
 

@@ -79,8 +79,8 @@ class Access:
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site is None:
             asking = (origin or "").partition("://")[2]  # "" of the origin "null"
-            own = (request.headers.get("Host"), urlsplit(self.url).netloc)
-            return origin is not None and (not asking or asking not in own)
+            own_hosts = (request.headers.get("Host"), urlsplit(self.url).netloc)
+            return origin is not None and (not asking or asking not in own_hosts)
         is_link = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
         return site not in ("same-origin", "none") and not is_link
 
@@ -352,9 +352,9 @@ def _fault(name: str, token: str, others: Mapping[str, str]) -> str:
         return f"{name} has a token already"
     if token in others.values():
         return f"{name} has the token of somebody else"
-    least = next((length for alphabet, length in _LENGTHS if re.fullmatch(f"{alphabet}+", token)), len(token) + 1)
+    minimum = next((length for alphabet, length in _LENGTHS if re.fullmatch(f"{alphabet}+", token)), len(token) + 1)
     repeats = token in (token + token)[1:-1]
-    if len(token) < least or len(set(token)) < _LEAST_DIFFERENT or repeats:
+    if len(token) < minimum or len(set(token)) < _LEAST_DIFFERENT or repeats:
         return f"the token of {name} can be guessed; expected 128 random bits, as `openssl rand -hex 16` prints them"
     return ""
 

@@ -157,13 +157,13 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             waiting = [connection for connection in self.active_channels.values() if not connection.requests]
             min(waiting, key=lambda connection: connection.last_activity).handle_close()
 
-    def maintenance(self, now: float) -> None:
+    def maintenance(self, now_s: float) -> None:
         """Close connections whose clients are silent.
 
         waitress would mark them, and close them once they become writable: never, if the client does not read.
         """
         for connection in list(self.active_channels.values()):
-            if not connection.requests and now - connection.last_activity > PATIENCE_S:
+            if not connection.requests and now_s - connection.last_activity > PATIENCE_S:
                 connection.handle_close()
 
 

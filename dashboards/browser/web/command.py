@@ -68,8 +68,8 @@ def dashboard_command(
     if auth is None and not is_own:
         auth = "token"
     checked = None if auth is None else read_auth(auth)
-    named = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
-    access = read_access(checked, (*hosts, *named), public_url)
+    host_names = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
+    access = read_access(checked, (*hosts, *host_names), public_url)
     if study is not None:
         from tracekit.fleet.study import Study
 
@@ -142,8 +142,8 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
     store = Path(folder.name) / "traces.store"
     # In a process of its own, with which its memory ends.
     importing = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
-    done = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
-    if done.returncode:
+    import_run = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
+    if import_run.returncode:
         folder.cleanup()
-        sys.exit(done.returncode)
+        sys.exit(import_run.returncode)
     return store, folder.cleanup

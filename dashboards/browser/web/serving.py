@@ -93,13 +93,13 @@ def handle() -> flask.Response:
     if request.mimetype != "application/json":  # which no other site can send
         return refused(415, "expected JSON")
     try:
-        asked = msgspec.json.decode(request.get_data(), type=_Asked)
+        change = msgspec.json.decode(request.get_data(), type=_Asked)
     except msgspec.DecodeError as error:
         raise SelectionError(f"this is no change of an incident: {error}") from None
-    now = time.time()
-    until = None if asked.mute_h is None else now + 3600.0 * asked.mute_h
+    now_s = time.time()
+    until = None if change.mute_h is None else now_s + 3600.0 * change.mute_h
     store.handle(
-        asked.incident, IncidentChange(now, user, asked.owner.strip() or None, until, asked.note.strip() or None)
+        change.incident, IncidentChange(now_s, user, change.owner.strip() or None, until, change.note.strip() or None)
     )
     return flask.Response(status=204)
 
