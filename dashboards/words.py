@@ -296,18 +296,18 @@ def run_advice(run: RunVerdict, report: Report) -> str | None:
     it.
     """
     worst = next(iter(run.alarming), None)
-    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _shown(report):
+    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _cause_keys(report):
         return None
     match worst.state:
         case State.OPEN:
             return worst.do
         case State.OVER if run.ended is None:
-            return f"should it come back: {_begun(worst.do)}"
+            return f"should it come back: {_lower_first(worst.do)}"
         case _:
-            return f"before the next run: {_begun(worst.do)}"
+            return f"before the next run: {_lower_first(worst.do)}"
 
 
-def _begun(advice: str) -> str:
+def _lower_first(advice: str) -> str:
     return advice[:1].lower() + advice[1:]
 
 
@@ -343,14 +343,14 @@ def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
     """The causes in other windows than that of the report: `5 other windows name rank 1, steps 45 to 95`."""
     words = []
     for cause in run.alarming[:_MOST_RUN_CAUSES]:
-        others = cause.windows - ((cause.cause, cause.ranks) in _shown(report))
+        others = cause.windows - ((cause.cause, cause.ranks) in _cause_keys(report))
         if others:
             name = "other window names" if others == 1 else "other windows name"
             words.append(f"{others:,} {name} {who_words(cause)}, {steps_words(cause)}")
     return "; ".join(words) or None
 
 
-def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+def _cause_keys(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     """Kinds and ranks of the causes in a report."""
     return {(account.kind, account.ranks) for account in report.answer.accounts}
 
@@ -379,7 +379,7 @@ def lines_of(picture: Picture, width: int) -> list[str]:
     return [*map(printable, lines)]
 
 
-def _named(name: str, marks: str) -> str:
+def _named_row(name: str, marks: str) -> str:
     label = short(name, _NAMES - 2) if name else ""
     return f"{label:<{_NAMES}}{marks}".rstrip()
 
@@ -387,7 +387,7 @@ def _named(name: str, marks: str) -> str:
 def _grid(grid: ShareGrid, width: int) -> Iterator[str]:
     for name, values in zip(grid.rows, grid.values, strict=True):
         places = np.searchsorted(_FROM, values[:width], side="right")
-        yield _named(f"{grid.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
+        yield _named_row(f"{grid.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
     bounds = ", ".join(f"{shade} {bound:.0%}" for shade, bound in zip(_SHADES[1:], _FROM, strict=True))
     cut = f", the first {width} of {len(grid.columns)}" if width < len(grid.columns) else ""
     yield f"{grid.across}s in order{cut}; more {grid.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
@@ -404,7 +404,7 @@ def _series(series: Series, width: int) -> Iterator[str]:
             marks = "".join(
                 " " if peak is None else _SPARKS[round((peak - low) / span * (len(_SPARKS) - 1))] for peak in peaks
             )
-            yield _named(line.name, f"{marks} {low:,.3g} to {high:,.3g} {series.unit}")
+            yield _named_row(line.name, f"{marks} {low:,.3g} to {high:,.3g} {series.unit}")
     ends = f"{series.axis} {series.places[0]:,.4g} to {series.places[-1]:,.4g}" if series.places else series.axis
     yield "; ".join(filter(None, (ends, series.note)))
 
@@ -420,7 +420,7 @@ def _timeline(timeline: BarTimeline, width: int) -> Iterator[str]:
             of_row[bar.row][bar.what] += np.maximum(inside, 0)
     for row, spent in of_row.items():
         marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(timeline.legend))
-        yield _named(timeline.rows[row], "".join((*signs, " ")[mark] for mark in marks.tolist()))
+        yield _named_row(timeline.rows[row], "".join((*signs, " ")[mark] for mark in marks.tolist()))
     seen = {bar.what for bar in timeline.bars}
     legend = enumerate(zip(signs, timeline.legend, strict=True))
     yield ", ".join(f"{mark} {short(what.name)}" for number, (mark, what) in legend if number in seen)

@@ -106,10 +106,10 @@ def pair(report: Report) -> str:
 
 def sections(parts: Iterable[Section]) -> str:
     """Tables and pictures with their titles and remarks."""
-    return "".join(f"<section><h2>{plain(part.title)}</h2>{_drawn(part)}</section>" for part in parts)
+    return "".join(f"<section><h2>{plain(part.title)}</h2>{_section(part)}</section>" for part in parts)
 
 
-def _drawn(part: Section) -> str:
+def _section(part: Section) -> str:
     if isinstance(part, Table):
         return (table(part.heads, part.rows) if part.rows else "") + _notes(part.note)
     if isinstance(part, BarTimeline):

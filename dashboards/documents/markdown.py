@@ -79,7 +79,7 @@ def escaped(text: str) -> str:
     return _MARKUP.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
 
 
-def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+def _without_repeats(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     """Rows, with an empty name if it repeats the one before."""
     last = ""
     for name, words in rows:
@@ -89,7 +89,7 @@ def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 
 def answer_table(rows: Iterable[tuple[str, str]]) -> str:
     """The rows of an answer as a table."""
-    return markdown_table(("", "Answer"), _named(rows))
+    return markdown_table(("", "Answer"), _without_repeats(rows))
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -67,7 +67,7 @@ def worker_heatmap(
     fig = figure(theme, height=height, x="stage", y="DP rank")
     fig.add_heatmap(
         z=lost_alone(pooled.values).astype(np.float32),
-        customdata=_who(workers, pooled),
+        customdata=_identities(workers, pooled),
         **slowdown_scale(theme),
         hovertemplate=_hover(workers, pooled, has_hosts=has_hosts),
         hoverongaps=False,
@@ -136,7 +136,7 @@ def worker_over_steps(
     return fig
 
 
-def _who(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
+def _identities(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
     """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
     ranks = workers.rank[pooled.row, pooled.column]
     return np.stack([workers.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
@@ -342,8 +342,13 @@ def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
     current = optimum.now
     ends = [_across(plan) for plan in (*plans, current)]
     for name, points, mode, colour in (
-        ("fastest plans", [(_across(plan), plan.step_time_s, _words(plan)) for plan in plans], "markers", theme.ideal),
-        ("plan in use", [(_across(current), current.step_time_s, _words(current))], "markers", theme.recorded),
+        (
+            "fastest plans",
+            [(_across(plan), plan.step_time_s, _plan_words(plan)) for plan in plans],
+            "markers",
+            theme.ideal,
+        ),
+        ("plan in use", [(_across(current), current.step_time_s, _plan_words(current))], "markers", theme.recorded),
         ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
     ):
         fig.add_scatter(
@@ -363,7 +368,7 @@ def _across(plan: FrontPlan | OptimizedPlan) -> float:
     return float(plan.microbatches) if plan.memory_gb is None else plan.memory_gb
 
 
-def _words(plan: FrontPlan | OptimizedPlan) -> str:
+def _plan_words(plan: FrontPlan | OptimizedPlan) -> str:
     return f"{','.join(map(str, plan.split))}, {plan.schedule}, {plan.microbatches} microbatches"
 
 

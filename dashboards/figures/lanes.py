@@ -169,9 +169,7 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
         lanes=lanes,
         name=name.astype(np.int32),
         names=tuple(cut(printable(op_name), _LONGEST) for op_name in names),
-        level=np.array([_level(kind_name, index, rl=bool(rl)) for index, kind_name in enumerate(kinds)], np.int64)[
-            kind
-        ],
+        level=np.array([_level(kind_name, i, rl=bool(rl)) for i, kind_name in enumerate(kinds)], np.int64)[kind],
         frame=frame,
         whats=tuple(cut(printable(text), _LONGEST) for text in reasons),
         roles=("phases", *(cut(printable(engine), _LONGEST) for engine in engines)) if rl else (),
@@ -180,11 +178,9 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
 
 def _numbered(values: pl.Series) -> tuple[Ints, tuple[str, ...]]:
     """A number for each value, and the values in the order of these: GPU streams before threads, 7 before 20."""
-    all_values = values.unique().to_list()
-    all_values.sort(key=lambda value: ("thread" in value, len(value), value))
-    return values.replace_strict(all_values, range(len(all_values)), return_dtype=pl.Int64).to_numpy(), tuple(
-        all_values
-    )
+    texts = values.unique().to_list()
+    texts.sort(key=lambda value: ("thread" in value, len(value), value))
+    return values.replace_strict(texts, range(len(texts)), return_dtype=pl.Int64).to_numpy(), tuple(texts)
 
 
 def _meetings(frame: pl.DataFrame) -> Ints:

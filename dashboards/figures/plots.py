@@ -78,7 +78,7 @@ class Plots:
         culprits = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
         cells = [cell for worker in sorted(culprits) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
-        return self._titled(
+        return self._with_title(
             worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone costs of a step{when}"
         )
 
@@ -89,7 +89,7 @@ class Plots:
 
         by_step = self.report.table("by_step")
         moments = ["" if lost_s is None else f"{seconds(lost_s)} lost" for lost_s in by_step["lost_s"]]
-        return self._titled(step_times(by_step, moments, colours), "time of each step")
+        return self._with_title(step_times(by_step, moments, colours), "time of each step")
 
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
@@ -135,7 +135,7 @@ class Plots:
         rows = [places[worker] for worker in workers if worker in places]
         visible = workers_that_fit(ops, np.array(rows, np.int64))
         names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in visible]
-        return self._titled(timeline(ops, visible, names, colours), f"step {ops.step}, recorded above ideal")
+        return self._with_title(timeline(ops, visible, names, colours), f"step {ops.step}, recorded above ideal")
 
     def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
@@ -151,7 +151,7 @@ class Plots:
         path = path_spans(replay, ops, Replay.RECORDED)
         workers, row = np.unique(path.worker, return_inverse=True)
         names = [self._name(Worker(int(ops.dp_rank[index]), int(ops.pp_rank[index]))) for index in workers]
-        return self._titled(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
+        return self._with_title(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
         """The stages of one step, what each computes and waits for; below, the same work under other schedules.
@@ -165,9 +165,9 @@ class Plots:
 
         number = self._step(step)
         fig = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
-        return self._titled(timeline(fig, colours), f"stages of step {number}")
+        return self._with_title(timeline(fig, colours), f"stages of step {number}")
 
-    def _titled(self, fig: go.Figure, title: str) -> go.Figure:
+    def _with_title(self, fig: go.Figure, title: str) -> go.Figure:
         """The figure under the name of the job and this title, with room for both above its legend."""
         text = escape(f"{short(self.report.name)}: {title}")
         top = {"text": text, "font_size": 15, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6}}

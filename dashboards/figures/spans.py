@@ -83,7 +83,9 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
     chosen = _ops_of(ops, workers)
     rows = np.arange(len(workers)) if rows is None else rows
     position = np.repeat(rows, ops.first[workers + 1] - ops.first[workers])
-    parts = [_part(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)]
+    parts = [
+        _span_columns(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)
+    ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["covers"] = columns["duration"].astype(np.float64)
     if window is not None:
@@ -108,7 +110,7 @@ def _ops_of(ops: StepOps, workers: Ints) -> Ints:
     return chosen
 
 
-def _part(
+def _span_columns(
     ops: StepOps, chosen: Ints, position: Ints, lines: Sequence[Line], replay: Replay, window: Window | None
 ) -> dict[str, npt.NDArray[Any]]:
     """The spans of one replay as columns, with their track."""
@@ -373,11 +375,9 @@ class StepOps:
         """
         if (kind := KINDS[self.kind[op]]) not in _HANDED_ON:
             return np.zeros((0, 2), np.int64), np.zeros((0, 2))
-        same_rank = (
-            self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
-        )
-        same_rank &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
-        sends, receives = (np.flatnonzero(same_rank & (self.kind == end.code)) for end in _HANDED_ON[kind])
+        same = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
+        same &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
+        sends, receives = (np.flatnonzero(same & (self.kind == end.code)) for end in _HANDED_ON[kind])
         _, sent, received = np.intersect1d(self.meeting[sends], self.meeting[receives], return_indices=True)
         ends = np.column_stack([sends[sent], receives[received]])
         return ends, self.start[replay][ends] + self.duration[replay][ends] * [0, 1]
@@ -419,7 +419,7 @@ def step_ops(replay: JobReplay) -> StepOps:
         },
         launch_delay=frame["launch_delay"].to_numpy().astype(np.float32),
         median=_medians(kind, recorded_cost),
-        alone=_alone(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
+        alone=_rare_kinds(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
         meeting=frame["transfer"].to_numpy(),
     )
 
@@ -432,7 +432,7 @@ def _medians(kind: npt.NDArray[np.uint8], cost: npt.NDArray[np.float32]) -> Floa
     return median
 
 
-def _alone(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> npt.NDArray[np.bool_]:
+def _rare_kinds(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> npt.NDArray[np.bool_]:
     """Which kinds fewer than half of the workers of a stage ran, [kinds, stages]."""
     ran = np.zeros((len(KINDS), len(stage_of_worker)), np.bool_)
     ran[kind, worker] = True
@@ -472,10 +472,8 @@ def path_spans(replay: JobReplay, ops: StepOps, which: Replay) -> PathSpans:
             "op": np.arange(len(ops.kind)),
         }
     )
-    identities = path.select(
-        pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64)
-    )
-    op = identities.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
+    names = path.select(pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64))
+    op = names.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
     own_s = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
     end = ops.start[which][op] + ops.duration[which][op]
     return PathSpans(op, worker[op], end - own_s, own_s)

@@ -78,7 +78,7 @@ def print_details(report: Report, console: Console) -> None:
         console.print(Padding(labelled(_figures(report)), (0, 0, 1, 0)))
         stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
         dp_ranks = {str(row.dp_rank): row for row in report.by_dp_rank or ()}
-        panels = [_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
+        panels = [_op_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
         console.print(side_by_side(panels, console))
 
 
@@ -91,7 +91,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     lost = three_digits(verdict.lost_gpu_hours)
     yield "Lost", f"{lost} GPU-hours in these steps, {verdict.share:.1%} of the time"
     if report.straggling:
-        yield "Loss", _who(report)
+        yield "Loss", _location_words(report)
     figures = f"replay error {trust.replay_error or 0.0:.2%}, launch delays add {trust.discrepancy or 0.0:.1%}"
     if clamped := (trust.clamped_transfers or 0) + (trust.clamped_delays or 0):
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
@@ -111,7 +111,7 @@ def _posting(report: Report) -> str:
     return f"posted {_POSTED[posting.rule]} ({posting.obeyed:.1%} of {posting.telling:,} ops that tell)"
 
 
-def _who(report: Report) -> str:
+def _location_words(report: Report) -> str:
     """How much of the loss is due to few workers, and to the last stage; the larger share first."""
     rows = report.worker_grid().rows
     slowest = report.slowest_workers or []
@@ -130,7 +130,7 @@ def _who(report: Report) -> str:
     return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(largest)}"
 
 
-def _kinds(report: Report) -> Table:
+def _op_kinds(report: Report) -> Table:
     table = new_table("Op kind", "Slowdown", "if ideal", "on path")
     on_path = {row.kind: row.recorded_s for row in report.critical_path}
     for row in report.by_kind[:_TOP]:
@@ -171,14 +171,14 @@ def _causes(report: Report) -> RenderableType:
             line.append(f", {cause.when}, {sure(cause.confidence)}: {cause.costs}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
-        lines.append(_hanging(f" {number}.", line))
+        lines.append(_hanging_indent(f" {number}.", line))
         for name, text in (("because", cause.effect), ("check", cause.next_check)):
             if text:
-                lines.append(_hanging(f"    {name:<7}", Text(text), style="dim"))
+                lines.append(_hanging_indent(f"    {name:<7}", Text(text), style="dim"))
     return Group(*lines, Text())
 
 
-def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
+def _hanging_indent(head: str, text: Text, style: str = "") -> RenderableType:
     """`head`, then `text`, with all its lines indented to the same column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
@@ -270,15 +270,15 @@ def _headline(report: Report, leading: Finding) -> dict[str, str]:
         return {"Cause": f"{seconds(verdict.lost_s)} of it as recorded; no replay tells what would change it"}
     if leading.saves_step_s is not None:
         return {"Cause": f"T(no profiler) - T(no profiler, without this cause) = {leading.saves_step_s.words} a step"}
-    rows = {"Cause": f"T(kept) - T(kept, without this cause) = {_of(leading.saved_s, whole_s, whole)}"}
+    rows = {"Cause": f"T(kept) - T(kept, without this cause) = {_saving_words(leading.saved_s, whole_s, whole)}"}
     loss = next(loss for loss in verdict.losses if loss.causes)
     if len(loss.causes) > 1 and report.by_worker:
-        together = _of(loss.explained_s, whole_s, whole)
+        together = _saving_words(loss.explained_s, whole_s, whole)
         rows["Causes"] = f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {together}"
     return rows
 
 
-def _of(saved_s: float, whole_s: float, whole: str) -> str:
+def _saving_words(saved_s: float, whole_s: float, whole: str) -> str:
     return f"{seconds(saved_s)} {of_whole(whole)}, {saved_s / whole_s:.1%} of it"
 
 

@@ -39,13 +39,13 @@ def print_fleet(
     all_tables = list(tables(figures))
     if full:
         for table in all_tables:
-            console.print(_drawn(table))
+            console.print(_console_table(table))
         print_culprits(culprits, rate, console, all_culprits=f"tracekit fleet culprits {study}")
         return
     room = _SCREEN - len(console.render_lines(first)) - 1
     for table in (culprits_table(culprits, rate), *all_tables[:1]):
         for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
-            lines = _drawn(replace(table, rows=table.rows[:rows], note=""))
+            lines = _console_table(replace(table, rows=table.rows[:rows], note=""))
             if (height := len(console.render_lines(lines))) <= room:
                 console.print(lines)
                 room -= height
@@ -61,7 +61,7 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
         return
     more = culprits.height - most
     rest = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
-    console.print(_drawn(replace(table, note=f"{table.note}{rest}")))
+    console.print(_console_table(replace(table, note=f"{table.note}{rest}")))
 
 
 def print_fleet_comparison(comparison: FleetComparison, console: Console) -> None:
@@ -86,7 +86,7 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
     console.print("Each interval alone misses the true change in 5% of cases, so some rows stand out by chance.")
 
 
-def _drawn(table: Table) -> RenderableType:
+def _console_table(table: Table) -> RenderableType:
     lines, figures = filled_table(table), figure_columns(table.rows)
     for number, (column, texts) in enumerate(zip(lines.columns, zip(*table.rows, strict=True), strict=True)):
         column.justify = "right" if number in figures else "left"

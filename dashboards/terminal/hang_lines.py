@@ -28,7 +28,7 @@ def report_lines(report: HangReport) -> Iterator[str]:
         yield from _wrapped(f"{lead}: {question.missing}", "  ", limit=6 if question.alike else 3)
     if report.first_step is not None:
         yield from _wrapped(f"First: {report.first_step}", "", limit=3)
-    yield from _rest(report)
+    yield from _other_culprits(report)
 
 
 def _culprit(culprit: HangCulprit) -> Iterator[str]:
@@ -39,7 +39,7 @@ def _culprit(culprit: HangCulprit) -> Iterator[str]:
     yield from _wrapped("; ".join(culprit.evidence), "    ", limit=limit)
 
 
-def _rest(report: HangReport) -> Iterator[str]:
+def _other_culprits(report: HangReport) -> Iterator[str]:
     others = report.culprits[_AT_THE_TOP:]
     if others:
         yield ""

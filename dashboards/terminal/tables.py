@@ -50,7 +50,7 @@ class FittingTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or its rows as blocks, then its caption."""
         caption, self.caption = self.caption, None
-        if sum(self._least(console, column) + 2 for column in self.columns) <= options.max_width:
+        if sum(self._least_width(console, column) + 2 for column in self.columns) <= options.max_width:
             yield from super().__rich_console__(console, options)
         else:
             yield from map(self._block, zip(*(column.cells for column in self.columns), strict=True))
@@ -59,7 +59,7 @@ class FittingTable(Table):
             yield Text(str(caption), style="dim italic")
 
     @staticmethod
-    def _least(console: Console, column: Column) -> int:
+    def _least_width(console: Console, column: Column) -> int:
         """The width that a column needs: that of its cells, or of a few words if they may wrap."""
         cells = [console.measure(cell) for cell in (column.header, *column.cells)]
         longest, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
@@ -177,7 +177,7 @@ def merged_map(
     from tracekit.dashboards.figures.worker_map import worker_cells  # only pipelines have workers
 
     cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged, each = _alike(cells, accused), ""
+    merged, each = _runs_of_alike(cells, accused), ""
     if len(merged) > rows:
         each = ", each row the worst of its DP ranks"
         cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
@@ -218,7 +218,7 @@ def _rows_of(where: Place) -> set[int]:
     return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
 
 
-def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+def _runs_of_alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
     """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
     runs: list[tuple[int, int, tuple[int, ...]]] = []
     for row, dp_rank in enumerate(cells.dp_ranks):

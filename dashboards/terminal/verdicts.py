@@ -34,8 +34,8 @@ def print_comparison(
     comparison: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
 ) -> None:
     """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
-    console.print(_side("A", comparison.before))
-    console.print(_side("B", comparison.after))
+    console.print(_side_text("A", comparison.before))
+    console.print(_side_text("B", comparison.after))
     console.print()
     verdict, output = comparison.effect, comparison.output
     outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
@@ -56,7 +56,7 @@ def print_comparison(
     print_next(commands, console)
 
 
-def _side(name: str, side: Side) -> Text:
+def _side_text(name: str, side: Side) -> Text:
     steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
     return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
 

@@ -54,7 +54,7 @@ class Contained:
 
     def folder_status(self, name: str) -> os.stat_result | None:
         """The status of a folder; None if there is none."""
-        with suppress(FileNotFoundError), self._opened(name, _FOLDER) as folder:
+        with suppress(FileNotFoundError), self._descriptor_of(name, _FOLDER) as folder:
             return os.fstat(folder)
         return None
 
@@ -72,10 +72,10 @@ class Contained:
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-                raise self._refused(name, folder, _FILE) from None
+                raise self._refusal(name, folder, _FILE) from None
             if not stat.S_ISREG(status.st_mode):  # it has come in between
                 os.close(handle)
-                raise self._refused(name, folder, _FILE)
+                raise self._refusal(name, folder, _FILE)
             return handle
 
     def reading(self, name: str) -> BinaryIO:
@@ -110,7 +110,7 @@ class Contained:
                     yield from self.unsafe(below, deep=True)
             elif not stat.S_ISREG(entry_status.st_mode):
                 with suppress(FileNotFoundError), self._parent(below) as (folder, _):
-                    yield str(self._refused(below, folder, _FILE))
+                    yield str(self._refusal(below, folder, _FILE))
 
     # ---- writing
 
@@ -184,7 +184,7 @@ class Contained:
                     is_new = True
                 except FileExistsError:
                     is_new = False
-            with self._opened(below, _FOLDER):  # refuses what is no folder
+            with self._descriptor_of(below, _FOLDER):  # refuses what is no folder
                 pass
             if is_new and lasting:
                 self.sync_folder("/".join(parts[: depth - 1]))
@@ -192,7 +192,7 @@ class Contained:
 
     def touch_folder(self, name: str) -> None:
         """Give a folder the time of now."""
-        with self._opened(name, _LISTED) as folder:
+        with self._descriptor_of(name, _LISTED) as folder:
             os.utime(folder)
 
     def rename(self, name: str, new: str, *, replacing: bool = False) -> None:
@@ -228,7 +228,7 @@ class Contained:
 
     def sync_folder(self, name: str = "") -> None:
         """Sync the names in a folder to the disk, where the system of files can do so."""
-        with self._opened(name, _LISTED) as folder:
+        with self._descriptor_of(name, _LISTED) as folder:
             sync_names(folder)
 
     @contextmanager
@@ -245,12 +245,12 @@ class Contained:
         return sorted(entry for entry, status in self._statuses(name).items() if is_kind(status.st_mode))
 
     @contextmanager
-    def _opened(self, name: str, flags: int) -> Iterator[int]:
+    def _descriptor_of(self, name: str, flags: int) -> Iterator[int]:
         """A descriptor of a folder, "" for the root."""
         folder = os.open(self.root, flags)
         try:
             for depth, part in enumerate(parts := name.split("/") if name else [], 1):
-                below = self._below(folder, part, flags, "/".join(parts[:depth]))
+                below = self._open_in(folder, part, flags, "/".join(parts[:depth]))
                 os.close(folder)
                 folder = below
             yield folder
@@ -264,14 +264,14 @@ class Contained:
         if last in ("", ".", ".."):
             raise UnsafeFileError(f"{self.root / name}: not a name in {self.root}")
         try:
-            with self._opened(above, _FOLDER) as folder:
+            with self._descriptor_of(above, _FOLDER) as folder:
                 yield folder, last
         except OSError as error:
             if error.filename is not None:
                 error.filename = str(self.root / name)  # it was relative to a descriptor
             raise
 
-    def _below(self, folder: int, part: str, flags: int, name: str) -> int:
+    def _open_in(self, folder: int, part: str, flags: int, name: str) -> int:
         """A descriptor of a folder that is right in another."""
         if part in ("", ".", ".."):
             raise UnsafeFileError(f"{self.root / name}: not a name in {self.root}")
@@ -280,12 +280,12 @@ class Contained:
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise self._refused(name, folder, _A_FOLDER) from None
+            raise self._refusal(name, folder, _A_FOLDER) from None
 
     def _statuses(self, name: str) -> dict[str, os.stat_result]:
         """What is right in a folder, by name."""
         statuses: dict[str, os.stat_result] = {}
-        with suppress(FileNotFoundError), self._opened(name, _LISTED) as folder, os.scandir(folder) as entries:
+        with suppress(FileNotFoundError), self._descriptor_of(name, _LISTED) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # removed since
                     statuses[entry.name] = entry.stat(follow_symlinks=False)
@@ -293,7 +293,7 @@ class Contained:
 
     def _check(self, status: os.stat_result, name: str, folder: int) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise self._refused(name, folder, _FILE)
+            raise self._refusal(name, folder, _FILE)
 
     def _check_size(self, name: str, status: os.stat_result) -> None:
         if status.st_size > MOST_READ_BYTES:
@@ -301,7 +301,7 @@ class Contained:
                 f"{self.root / name}: has {status.st_size:,} bytes, more than {MOST_READ_BYTES:,}; move it away"
             )
 
-    def _refused(self, name: str, folder: int, expected: str) -> UnsafeFileError:
+    def _refusal(self, name: str, folder: int, expected: str) -> UnsafeFileError:
         """The error about the last part of `name`, which is in `folder`, and is not what was expected there."""
         last, path = name.rpartition("/")[2], self.root / name
         mode = os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode

@@ -96,7 +96,7 @@ def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryP
     from importlib.metadata import distributions  # takes 20 times as long as a look at the files
 
     for distribution in distributions():
-        if not _mentions(distribution, section) or (name := _named(distribution)) in seen:
+        if not _mentions(distribution, section) or (name := _distribution_name(distribution)) in seen:
             continue
         seen.add(name)
         try:
@@ -131,7 +131,7 @@ def _mentions(distribution: Distribution, section: str) -> bool:
         return False
 
 
-def _named(distribution: Distribution) -> str:
+def _distribution_name(distribution: Distribution) -> str:
     """The name of a distribution; where it is, if its metadata is damaged."""
     try:
         return printable(distribution.name)

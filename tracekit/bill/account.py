@@ -152,7 +152,7 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 redone_share = 1.0
                 if place == last or not (window.whole and any(other.saves for other in windows)):
                     lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
-            losses += _book(ledger, window, gpus, lost_to, redone_share)
+            losses += _bill_window(ledger, window, gpus, lost_to, redone_share)
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
@@ -208,7 +208,7 @@ def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
     yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())
 
 
-def _book(
+def _bill_window(
     ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], redone_share: float
 ) -> Iterator[BilledLoss]:
     """Bill a window, of which `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
@@ -232,11 +232,9 @@ def _book(
     beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
-    billed_s = ledger.add_one(
-        stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest
-    )
-    billed_s = billed_s[2 + len(work) :]
-    for loss, planned_s, beyond_s in zip(costs.losses, billed_s, billed_s[len(planned) :], strict=False):
+    spent = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    spent = spent[2 + len(work) :]
+    for loss, planned_s, beyond_s in zip(costs.losses, spent, spent[len(planned) :], strict=False):
         redone_s = steps * redone_share * (loss.seconds + loss.planned_s)
         placed = loss if stretch.dated else replace(loss, since=None, until=None)
         yield BilledLoss(window.row["number"], placed, planned_s + beyond_s, redone_s, steps * step_s, gpus)
@@ -332,7 +330,7 @@ def run_of(account: Account) -> RunVerdict:
     ended, causes = _ending(rows[0]), list[RunCause]()
     for place, lost in of_place.items():
         clear = whole.judged_between(last_seen[place] + 1, whole.windows[-1].row["number"])
-        state = State.OVER if moved_to[place[:3]] != place else _state(clear, has_ended=ended is not None)
+        state = State.OVER if moved_to[place[:3]] != place else _incident_state(clear, has_ended=ended is not None)
         causes.append(_cause(lost, account, state))
     causes.sort(key=lambda cause: -cause.lost_s)
     lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(each.judged_s or 0.0 for each in account.windows)
@@ -392,7 +390,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
     )
 
 
-def _state(clear: int, *, has_ended: bool) -> State:
+def _incident_state(clear: int, *, has_ended: bool) -> State:
     """`clear`: windows after the last that showed it."""
     if has_ended:
         return State.OVER if clear else State.ENDED

@@ -66,7 +66,7 @@ def bill_of_run(directory: Path) -> Bill:
     for number in numbers:
         try:
             recording = read_attempt(directory, number)
-            attempt = _read(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
+            attempt = _read_bounds(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
         except FormatError as error:
             unread[number] = error
             continue
@@ -136,7 +136,7 @@ class _Page(Struct):
             self.add(attempt, edges[0], edges[1], (part, "until the first step has ended", ALL))
             steps, edges = steps[1:], edges[1:]
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
-        start, until, worked = edges[:-1], edges[1:], _worked(attempt.work, edges)
+        start, until, worked = edges[:-1], edges[1:], _planned_seconds(attempt.work, edges)
         number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
         redone_s = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
@@ -163,7 +163,7 @@ class _Page(Struct):
         self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, redone_s[-1:]), *planned(slice(-1, None)), rest)
 
 
-def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
+def _planned_seconds(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     """Seconds of checkpoints, evaluation and data loading in each stretch between two edges, [stretches] each: those of
     the rank that spends most on them, for which the others wait.
     """
@@ -188,7 +188,7 @@ def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     }
 
 
-def _read(
+def _read_bounds(
     recording: AttemptRecording,
     first_step: int,
     clocks: Mapping[str, ClockFit],
@@ -226,13 +226,13 @@ def _read(
         begins_ns=clock_ns + begins_ns,
         last_ns=clock_ns + ends_ns,
         steps=steps.sort("end_ns"),
-        work=_work(records.filter(~is_step)),
+        work=_planned_work(records.filter(~is_step)),
         costs=_costs(recording, first_step, clocks),
         hung=request.exists() and request.stat().st_mtime_ns > clock_ns + ends_ns,
     )
 
 
-def _work(records: pl.DataFrame) -> pl.DataFrame:
+def _planned_work(records: pl.DataFrame) -> pl.DataFrame:
     """Data loading, checkpoints and evaluations, of hooks or of spans with these names. What lies inside another is
     part of that.
     """

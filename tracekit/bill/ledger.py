@@ -135,9 +135,9 @@ class Ledger:
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
         spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
-        causes = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
+        parts = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
         of_many = pl.concat(
-            [causes[np.repeat(np.arange(len(causes)), causes["rows"])].drop("rows"), spent], how="horizontal"
+            [parts[np.repeat(np.arange(len(parts)), parts["rows"])].drop("rows"), spent], how="horizontal"
         )
         single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (

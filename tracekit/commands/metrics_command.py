@@ -44,7 +44,7 @@ def alerts_command(folder: Path) -> None:
 
     made_folder(folder)
     kinds = {
-        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_holds, mark))
+        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_contains, mark))
         for name, mark in _MARKS.items()
     }
     for path, kind in kinds.items():
@@ -54,7 +54,7 @@ def alerts_command(folder: Path) -> None:
         click.echo(f"Wrote {printable(str(path))}")
 
 
-def _holds(mark: bytes, file: BinaryIO) -> bool:
+def _contains(mark: bytes, file: BinaryIO) -> bool:
     return mark in file.read()
 
 
@@ -100,10 +100,10 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     from tracekit.analysis.metrics.guided import verdicts_on
     from tracekit.analysis.metrics.samples import TimeSpan, metrics_of
 
-    suspicions = [_suspicion(text) for text in suspects]
+    suspicions = [_parse_suspicion(text) for text in suspects]
     windows = [each.window for each in suspicions]
     window = TimeSpan(min(each.since for each in windows), max(each.until for each in windows))
-    name, samples = _read(source, metrics_of(each.part for each in suspicions), window)
+    name, samples = _read_source(source, metrics_of(each.part for each in suspicions), window)
     tests = verdicts_on(samples, suspicions)
     if as_json:
         click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
@@ -125,7 +125,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
     from tracekit.analysis.metrics.effects import scanned
     from tracekit.analysis.metrics.samples import is_counter
 
-    alarms = list(scanned(_read(source)[1], [_read(each)[1] for each in baselines]))
+    alarms = list(scanned(_read_source(source)[1], [_read_source(each)[1] for each in baselines]))
     if as_json:
         click.echo(msgspec.json.encode(ScanOutput(alarms)))
         return
@@ -147,7 +147,7 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
     from tracekit.analysis.metrics.samples import lacking
 
-    missing = list(lacking(_read(source)[1]))
+    missing = list(lacking(_read_source(source)[1]))
     if as_json:
         click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
         return
@@ -158,7 +158,9 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
         click.echo("All metrics that tests read are there.")
 
 
-def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None) -> tuple[str, Samples]:
+def _read_source(
+    text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None
+) -> tuple[str, Samples]:
     """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
     from tracekit.analysis.metrics.samples import Samples
     from tracekit.base.errors import FormatError
@@ -174,7 +176,7 @@ def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | 
         return source.name, samples
 
 
-def _suspicion(text: str) -> Suspicion:
+def _parse_suspicion(text: str) -> Suspicion:
     """A suspicion as it is typed. Raises SelectionError."""
     from tracekit.analysis.metrics.guided import Suspicion
     from tracekit.analysis.metrics.samples import MECHANISMS, TimeSpan

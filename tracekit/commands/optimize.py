@@ -70,9 +70,9 @@ def optimize_command(
         _print_runs(runs, counts or "", as_json=as_json)
         return
     if model is None:
-        optimum = _of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
+        optimum = _optimum_of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
     else:
-        optimum = _of_model(model, memory_gb, keep, time_limit)
+        optimum = _optimum_of_model(model, memory_gb, keep, time_limit)
     if as_json:
         click.echo(msgspec.json.encode(optimum))
     else:
@@ -100,7 +100,7 @@ def _print_runs(runs: Path, counts: str, *, as_json: bool) -> None:
         click.echo(f"  {each.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
 
 
-def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
+def _optimum_of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
     from msgspec.structs import replace
 
     from tracekit.analysis.plans.model import PlanModel
@@ -111,7 +111,7 @@ def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_
     return optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb), time_limit_s=time_limit_s)
 
 
-def _of_job(
+def _optimum_of_job(
     source: JobArguments,
     memory_gb: float | None,
     keep: tuple[str, ...],

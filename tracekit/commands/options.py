@@ -366,8 +366,8 @@ class Condition:
 
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
-        if not match or (match[1] not in _FIGURES and match[1] not in _kinds()):
-            suggestion = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
+        if not match or (match[1] not in _FIGURES and match[1] not in _finding_kinds()):
+            suggestion = did_you_mean(match[1], [*_FIGURES, *_finding_kinds()]) if match else ""
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
                 f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{suggestion}"
@@ -412,7 +412,7 @@ class Condition:
         }[self.comparison]
 
 
-def _kinds() -> Collection[str]:
+def _finding_kinds() -> Collection[str]:
     from tracekit.analysis.detectors.detector import kinds
 
     return kinds()
@@ -426,11 +426,11 @@ def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[Co
     from click.shell_completion import CompletionItem
 
     # Before an option without its value, click has parsed the options, but not the arguments: `hang STORE --job`.
-    given = context.params.get("store") or next(filter(_is_store, _words()), None)
+    given = context.params.get("store") or next(filter(_is_store, _typed_words()), None)
     store = Path(given or os.environ.get("TRACEKIT_STORE") or "tracekit.store")
     # Unprintable names cannot be typed either.
     names = [name for name in _stored(store, typed) if name.strip() and name == printable(name)]
-    return [CompletionItem(_quoted(name)) for name in names]
+    return [CompletionItem(_shell_quoted(name)) for name in names]
 
 
 def traces_or_job_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -442,7 +442,7 @@ def traces_or_job_names(context: click.Context, parameter: click.Parameter, type
     return job_names(context, parameter, typed)
 
 
-def _words() -> list[str]:
+def _typed_words() -> list[str]:
     """The command line so far."""
     from click.shell_completion import split_arg_string
 
@@ -467,6 +467,6 @@ def _stored(store: Path, typed: str) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _quoted(name: str) -> str:
+def _shell_quoted(name: str) -> str:
     """The name quoted for the shell: bash inserts words as they are, zsh and fish quote them."""
     return shlex.quote(name) if os.environ.get("_TRACEKIT_COMPLETE", "").startswith("bash") else name

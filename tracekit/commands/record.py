@@ -161,7 +161,7 @@ def _in_batches(readings: Sequence[_Reading], show_stage: Callable[[str], None])
     from tracekit.report.findings import Unanalysed
 
     batch: list[Incoming] = []
-    for number, item in enumerate(_read(readings, show_stage), 1):
+    for number, item in enumerate(_readings_in_parallel(readings, show_stage), 1):
         if isinstance(item.findings, Unanalysed):
             click.echo(f"tracekit: stored without a report: {printable(item.findings.problem)}", err=True)
         batch.append(item)
@@ -173,7 +173,7 @@ def _in_batches(readings: Sequence[_Reading], show_stage: Callable[[str], None])
             advance("importing", number, len(readings), "jobs")
 
 
-def _read(readings: Sequence[_Reading], show_stage: Callable[[str], None]) -> Iterator[Incoming]:
+def _readings_in_parallel(readings: Sequence[_Reading], show_stage: Callable[[str], None]) -> Iterator[Incoming]:
     processes = len(os.sched_getaffinity(0))
     if len(readings) >= _FEW and processes > 1 and not any(reading.is_large for reading in readings):
         yield from answers_of(_READ, readings, processes, name=lambda reading: short(reading.paths[0].name))

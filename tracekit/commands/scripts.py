@@ -100,27 +100,25 @@ def culprits_command(
     if history:
         return _history(source, form, part)
     with progress("reading the trace"):
-        accused = _accused(source)
+        accused = _accused_of(source)
     trusted = accused.trustworthy
     culprits = [culprit for culprit in accused.culprits if not part or culprit.part in part]
     nodes = nodes_of(culprits, trusted=trusted)
-    nodes_to_drain = nodes.drain + (nodes.suspects if suspects and trusted else ())
+    drain = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
         f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else f"rank {culprit.rank}"
         for culprit in culprits
         if culprit.host is None or not is_node_name(culprit.host)
     ]
     if form == "json":
-        output = CulpritsOutput(
-            accused.job, trusted, accused.trust, nodes_to_drain, hostlist(nodes_to_drain), nodes.suspects, culprits
-        )
+        output = CulpritsOutput(accused.job, trusted, accused.trust, drain, hostlist(drain), nodes.suspects, culprits)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and culprits:
         from tracekit.dashboards.terminal.details import print_culprits
 
         print_culprits(culprits, console())
-    elif form == "slurm" and nodes_to_drain:
-        click.echo(hostlist(nodes_to_drain))
+    elif form == "slurm" and drain:
+        click.echo(hostlist(drain))
     doubt = None
     if not trusted:
         doubt = f"the report cannot be trusted, so no node is named for a script: {printable(accused.trust)}"
@@ -131,7 +129,7 @@ def culprits_command(
             f"the node of {listed(nameless, _MOST_LISTED)} is unknown: the trace's metadata has"
             " no `hosts` for it, or a name that no node can have"
         )
-    elif form == "slurm" and len(nodes_to_drain) < len(nodes.drain + nodes.suspects):
+    elif form == "slurm" and len(drain) < len(nodes.drain + nodes.suspects):
         doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
     if form != "json" and doubt is not None:
         say(f"tracekit: {short(accused.job)}: {doubt}")
@@ -139,10 +137,10 @@ def culprits_command(
         return ExitCode.NO_ANSWER
     if nameless:
         return ExitCode.UNKNOWN_NODE
-    return ExitCode.DONE if nodes_to_drain or form == "text" else ExitCode.NO_ANSWER
+    return ExitCode.DONE if drain or form == "text" else ExitCode.NO_ANSWER
 
 
-def _accused(source: JobArguments) -> Accused:
+def _accused_of(source: JobArguments) -> Accused:
     """The culprits of a run or, where its windows name nobody, of a trace or one window."""
     if not source.traces and source.window is None:
         from tracekit.bill.account import accused_of_run
@@ -242,7 +240,7 @@ def gate_command(
         before = []
         for baseline in baselines:
             show_stage(f"reading {short(baseline)}")
-            before.append(_named(baseline, source).load())
+            before.append(_baseline_arguments(baseline, source).load())
         verdict = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
     if junit is not None:
         write_gate_junit(junit, verdict)
@@ -258,7 +256,7 @@ def gate_command(
     return codes.get(verdict.outcome, ExitCode.NO_ANSWER)
 
 
-def _named(baseline: str, run: JobArguments) -> JobArguments:
+def _baseline_arguments(baseline: str, run: JobArguments) -> JobArguments:
     """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
     colons = [position for position, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:

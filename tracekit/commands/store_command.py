@@ -185,7 +185,7 @@ def _frame(store: Store, job: str | None) -> RenderableType:
     return frame(TopState.of(store, store.newest() if job is None else job))
 
 
-def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
+def _takes_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
     """Give a command the store that is its argument or its option, else the default one."""
 
     @click.argument("path", metavar="[STORE]", required=False, type=STORE_PATH)
@@ -295,7 +295,7 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 def check(store: Path) -> int:
     """Read every file and say what is damaged; changes nothing. Exits with 3 if anything is."""
     from tracekit.store import Store
@@ -310,7 +310,7 @@ def check(store: Path) -> int:
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 def repair(store: Path) -> None:
     """Drop what is damaged, with a line for each; everything else stays.
 
@@ -327,7 +327,7 @@ def repair(store: Path) -> None:
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 @click.option("--older-than", metavar="AGE", help="Remove ops of windows added longer ago, such as 30d or 12h.")
 @click.option(
     "--max-size", metavar="SIZE", help="Remove the oldest ops until all files take at most this, such as 50G."

@@ -91,7 +91,7 @@ def watch_command(
         )
         _check_directory(options)
         name = options.name
-        watched, run = Store(options.store), LiveRun(options, _tell)
+        watched, run = Store(options.store), LiveRun(options, _log)
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         deliveries = notifier = tracker = None
@@ -106,7 +106,7 @@ def watch_command(
             if name is None:
                 raise SelectionError("--log is for one job: name it with --name")
             tracker = TrackerProcess(settings.log, watched.path, name)
-        watch = Watch(watched, run, name, _tell, notifier, deliveries, tracker)
+        watch = Watch(watched, run, name, _log, notifier, deliveries, tracker)
         scrapes = None
         if settings.metrics_port is not None:
             from tracekit.live.metrics import serving_metrics
@@ -115,16 +115,16 @@ def watch_command(
                 settings.metrics_host, settings.metrics_port, watched, watch, settings.dashboard_url
             )
             port, scrapes = stack.enter_context(serving)
-            _tell(f"metrics: http://{settings.metrics_host}:{port}/metrics")
+            _log(f"metrics: http://{settings.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
             if not _is_post_training(source):
-                _tell(f"{source}: no recording there yet; waiting")
+                _log(f"{source}: no recording there yet; waiting")
             while not (_is_post_training(source) or is_run_directory(source) or stop.wait(POLL_S)):
                 pass
             if _is_post_training(source):
                 from tracekit.live.post_training import LivePostTraining
 
-                watch.run = LivePostTraining(options, _tell)
+                watch.run = LivePostTraining(options, _log)
         watch.until_ended(stop)
         if scrapes is not None:
             scrapes.wait_for_all(stop)  # otherwise Prometheus takes the end of the job for a killed watch
@@ -163,5 +163,5 @@ def _check_directory(options: LiveOptions) -> None:
     Store(options.store).check_new(None)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     say(f"tracekit: {printable(line)}")

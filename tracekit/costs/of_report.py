@@ -61,10 +61,10 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
-    losses = _beyond(planned, _divided(report, losses_s, planned))
+    losses = _split_planned(planned, _losses_by_cause(report, losses_s, planned))
     hidden_s = report.verdict.lost_s - sum(losses_s.values())
     losses.append(PlacedLoss(None, BillPart.UNKNOWN, HIDDEN, hidden_s))
-    rest = shown_useful(report, losses_s, _others(report, losses_s))
+    rest = shown_useful(report, losses_s, _uncounted(report, losses_s))
     timed = when_slow(report, step_starts)
     return ClaimedCosts(
         planned, tuple(timed(loss) for loss in losses if loss.seconds + loss.planned_s > LEAST_S), rest, gpus, length_s
@@ -80,7 +80,9 @@ def _losses_s(report: Report) -> dict[LossKind, float]:
     return losses_s
 
 
-def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
+def _losses_by_cause(
+    report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]
+) -> list[PlacedLoss]:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost, places = list[PlacedLoss](), _places(report)
     for kind, lost_s in losses_s.items():
@@ -88,21 +90,19 @@ def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mappin
         of_kind = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
         named_s = sum(_cost_s(cause) for _, cause in of_kind)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
-        on_causes = []
+        placed = []
         for position, cause in of_kind:
             work = _planned_part(cause)
-            billed_as = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
+            billed = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            on_causes.append(
-                PlacedLoss(kind, billed_as, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since)
-            )
+            placed.append(PlacedLoss(kind, billed, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
             on_ranks = [bool(cause.where.ranks) for _, cause in of_kind]
-            uneven_s = sum(_uneven_work_s(report, [*lost, *on_causes], planned).values())
-            rest, on_causes = _without(uneven_s, rest, on_causes, on_ranks)
-        lost += [*on_causes, rest]
+            uneven_s = sum(_uneven_work_s(report, [*lost, *placed], planned).values())
+            rest, placed = _reduced(uneven_s, rest, placed, on_ranks)
+        lost += [*placed, rest]
     return lost
 
 
@@ -133,7 +133,7 @@ def _uneven_work_s(
     return uneven_s
 
 
-def _without(
+def _reduced(
     seconds: float, rest: PlacedLoss, on_causes: Sequence[PlacedLoss], on_ranks: Sequence[bool]
 ) -> tuple[PlacedLoss, list[PlacedLoss]]:
     """The losses without so many seconds, as far as they go: of the rest first, then of those on ranks."""
@@ -146,7 +146,7 @@ def _without(
     return rest, losses
 
 
-def _beyond(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
+def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
     """The losses, divided where they are planned work of the critical path: the bill has that time as such."""
     of_work = dict.fromkeys(planned, 0.0)
     for loss in losses:
@@ -165,7 +165,7 @@ def _beyond(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> 
     ]
 
 
-def _others(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
+def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
     """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
     others = dict[tuple[BillPart, str], float]()
     for cause in report.findings:
@@ -212,7 +212,7 @@ def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[Pla
         return lambda loss: loss
     steps = np.array([row.step for row in rows])
     took_s = np.array([row.recorded_s for row in rows])
-    slow = _slow(np.array([row.lost_s or 0.0 for row in rows]))
+    slow = _slow_steps(np.array([row.lost_s or 0.0 for row in rows]))
     starts = _starts(steps, step_starts)
 
     def timed(loss: PlacedLoss) -> PlacedLoss:
@@ -228,7 +228,7 @@ def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[Pla
     return timed
 
 
-def _slow(lost_s: Floats) -> Bools:
+def _slow_steps(lost_s: Floats) -> Bools:
     """Whether each step is slow. Half of what is lost is lost in steps that lose as much as the usual slow one: a
     single long step among slow ones does not hide them.
     """

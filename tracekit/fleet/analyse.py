@@ -127,7 +127,9 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
     per_hour = hours / report.step_time_s.recorded
     tables = {
-        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(job, report)}]),
+        "jobs": _frame_of_rows(
+            "jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_figures(job, report)}]
+        ),
         "workers": _workers(report, gpu_uuids(metadata)),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
@@ -211,7 +213,7 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
     }
 
 
-def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
+def _pipeline_figures(job: Job, report: Report) -> dict[str, Any]:
     layout, coverage = report.job.layout, report.coverage
     if not layout or not coverage:
         return {}
@@ -288,7 +290,7 @@ def _causes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True))
     ]
-    return _many("causes", rows)
+    return _frame_of_rows("causes", rows)
 
 
 def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
@@ -301,7 +303,7 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, fix in enumerate(report.fixes)
     ]
-    return _many("fixes", rows)
+    return _frame_of_rows("fixes", rows)
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +328,7 @@ def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[f
     return float(recorded.sum()) * gpus / 3600, False
 
 
-def _many(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+def _frame_of_rows(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     names = rows[0] if rows else ("job",)
     return frame(table, {name: [row[name] for row in rows] for name in names}).with_columns(
         pl.selectors.float().fill_nan(None)

@@ -374,7 +374,7 @@ def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
 
 
 def ratio(part: Floats, total: Floats, part_samples: Floats, total_samples: Floats) -> Interval:
-    """A ratio of two sums. `part`, `total`: columns [jobs]; `part_samples`, `total_samples`: their sums in each sample."""
+    """A ratio of two sums. `part`, `total`: columns, [jobs]; the others: their sums in each sample, [samples]."""
     total_sum = float(total.sum())
     if not total_sum > 0:
         return Interval(float("nan"), float("nan"), float("nan"))

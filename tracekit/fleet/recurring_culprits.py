@@ -43,7 +43,7 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
     job, many millions: all are counted, but only those of jobs with hits are read, using Parquet's own filter.
     """
     hits = rows.filter(pl.col("part").is_not_null()).collect().join(jobs.select("job"), on="job", how="semi")
-    in_hit_jobs = _of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
+    in_hit_jobs = _rows_of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
     seen = _jobs_of_each(rows, left_out).filter(pl.col("jobs") >= FEWEST_JOBS)
     chance = (
         in_hit_jobs.group_by("job")
@@ -68,14 +68,14 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
     ).select(CULPRITS)
 
 
-def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
+def _rows_of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
     return rows.filter(pl.col("job").is_in(jobs.implode()))
 
 
 def _jobs_of_each(rows: pl.LazyFrame, left_out: pl.Series) -> pl.DataFrame:
     """`machine`, and its number of `jobs`, except those left out."""
     count = pl.len().cast(pl.Int64)
-    without = _of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
+    without = _rows_of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
     return (
         rows.group_by("machine")
         .agg(jobs=count)

@@ -165,7 +165,7 @@ class Study:
                 except BlockingIOError:
                     raise StudyError(f"{self.path}: another run is writing this study; wait for it") from None
                 if self.contained.status(STUDY_MARK) is None:
-                    self._put(STUDY_MARK, _MARK_TEXT.encode())
+                    self._replace_file(STUDY_MARK, _MARK_TEXT.encode())
                 self.check()
                 list(self._waiting(analysis))  # removes unfinished results and those of another analysis
                 yield
@@ -218,28 +218,26 @@ class Study:
         `failed`: outcomes without a lasting result, by source. `tried`: all sources of this run.
         """
         before = {row["source"]: row["job"] for row in self.read("sources").to_dicts()}
-        digest_of_url = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
+        digests = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
         results = dict(self._waiting(analysis))
-        wanted = set(digest_of_url.values())
+        wanted = set(digests.values())
         dropped = set(before.values()) - wanted
-        first = _first_source(digest_of_url)
+        first = _first_source(digests)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
             of_part = {digest: name for digest, name in results.items() if digest[0] == part}
             if of_part or any(digest[0] == part for digest in dropped):
                 left_out += self._fold_part(part, of_part, wanted)
-        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in digest_of_url]))
+        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in digests]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
         )
         self._write("exclusions", exclusions.sort("job", "source", "rule", nulls_last=True))
-        sources = frame(
-            "sources", {"source": sorted(digest_of_url), "job": [digest_of_url[url] for url in sorted(digest_of_url)]}
-        )
+        sources = frame("sources", {"source": sorted(digests), "job": [digests[url] for url in sorted(digests)]})
         self._write("sources", sources)
         for name in results.values():
             self.contained.remove(name)
-        self._forget(digest_of_url)
+        self._forget(digests)
 
     def _fold_part(self, part: str, results: Mapping[str, str], wanted: set[str]) -> list[pl.DataFrame]:
         """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
@@ -261,9 +259,9 @@ class Study:
         self.contained.make_folder(table)
         held = io.BytesIO()  # first, because polars reports a full disk as damage
         rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
-        self._put(_name(table, part), held.getvalue())
+        self._replace_file(_name(table, part), held.getvalue())
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _replace_file(self, name: str, content: bytes) -> None:
         """Write a complete file in place of the existing one. Raises OutputError."""
         try:
             self.contained.put(name, content)
@@ -273,7 +271,7 @@ class Study:
     def _forget(self, current: Mapping[str, str]) -> None:
         """Reduce the log of seen sources to one line per source."""
         lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in current]
-        self._put(_SEEN, b"".join(lines))
+        self._replace_file(_SEEN, b"".join(lines))
 
 
 def _name(table: str, part: str) -> str:

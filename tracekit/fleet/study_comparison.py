@@ -69,7 +69,7 @@ class _Side:
 
 def compare_studies(before: Study, after: Study) -> FleetComparison:
     """Compare two studies. Raises StudyError."""
-    sides = _side(before, seed=1), _side(after, seed=2)
+    sides = _read_side(before, seed=1), _read_side(after, seed=2)
     figures = sorted({*sides[0].sums, *sides[1].sums}, key=lambda figure: (_ORDER.index(figure[0]), figure[1]))
     return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))
 
@@ -89,7 +89,7 @@ def _direction(low: float, high: float) -> ChangeDirection:
     return ChangeDirection.BETTER if high < 0 else ChangeDirection.UNCLEAR
 
 
-def _side(study: Study, seed: int) -> _Side:
+def _read_side(study: Study, seed: int) -> _Side:
     jobs = counted_jobs(study)
     hours = jobs["gpu_hours"].to_numpy()
     lost = jobs["lost_gpu_hours"].fill_null(0.0).to_numpy()

@@ -56,7 +56,7 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
         first = figures.causes.row(0, named=True)
         yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
     if figures.fixes and (best := figures.fixes[0]).for_causes:
-        given_back = f"{_saved(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
+        given_back = f"{_saved_hours(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
         yield "Best fix", f"{_fix(best)}: gives back {given_back}, in {best.jobs:,} jobs"
     if figures.applied:
         yield "Applied", in_all(figures.applied)
@@ -86,13 +86,7 @@ def _causes(figures: FleetFigures) -> Table:
 
 def _fixes(figures: FleetFigures) -> Table:
     rows = [
-        (
-            _fix(fix),
-            "a cause" if fix.for_causes else "-",
-            f"{fix.jobs:,}",
-            _saved(fix),
-            between(fix.share),
-        )
+        (_fix(fix), "a cause" if fix.for_causes else "-", f"{fix.jobs:,}", _saved_hours(fix), between(fix.share))
         for fix in figures.fixes
     ]
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
@@ -120,7 +114,7 @@ def _fix(fix: FixOfFleet) -> str:
     return kind_words(fix.kind).capitalize()
 
 
-def _saved(fix: FixOfFleet) -> str:
+def _saved_hours(fix: FixOfFleet) -> str:
     return ("at most " if fix.bound else "") + hours(fix.gpu_hours)
 
 
@@ -178,23 +172,15 @@ def _paper(figures: FleetFigures) -> Table:
         return _percent(value) if unit == SHARE else f"{value:.2f}"
 
     rows = [
-        (
-            figure.name,
-            f"{cell(figure.paper, figure.unit)} ({figure.status})",
-            cell(figure.ours, figure.unit),
-            f"{figure.jobs:,}",
-        )
-        for figure in figures.paper
+        (row.name, f"{cell(row.paper, row.unit)} ({row.status})", cell(row.ours, row.unit), f"{row.jobs:,}")
+        for row in figures.paper
     ]
     heads = ("", "the paper", "ours", "our jobs")
     return Table("Our fleet beside the paper's", heads, tuple(rows), f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
 
 
 def _left_out(figures: FleetFigures) -> Table:
-    rows = [
-        (str(exclusion.rule), exclusion.scope, f"{exclusion.jobs:,}", f"{exclusion.first:,}")
-        for exclusion in figures.left_out
-    ]
+    rows = [(str(rule.rule), rule.scope, f"{rule.jobs:,}", f"{rule.first:,}") for rule in figures.left_out]
     return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), tuple(rows))
 
 

@@ -71,11 +71,9 @@ class StackSamples(msgspec.Struct, dict=True):
 
     def is_more_often_at(self, line: _Line, peer: StackSamples) -> bool:
         """Whether this rank is at a line more often than a peer, by more than chance explains."""
-        own_share, peer_share = self.share_at(line), peer.share_at(line)
-        pooled = (own_share * self.samples + peer_share * peer.samples) / (self.samples + peer.samples)
-        return own_share - peer_share > _APART * math.sqrt(
-            pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples)
-        )
+        share, other = self.share_at(line), peer.share_at(line)
+        pooled = (share * self.samples + other * peer.samples) / (self.samples + peer.samples)
+        return share - other > _APART * math.sqrt(pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples))
 
     @cached_property
     def _counts(self) -> dict[tuple[str, int, str], int]:

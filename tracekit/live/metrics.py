@@ -110,11 +110,11 @@ class StoreMetrics(Collector):
             return
         readable.add_metric([], 1)
         yield readable
-        yield from _of_jobs(states.jobs)
-        yield from _of_incidents(states.incidents, self._page)
+        yield from _job_metrics(states.jobs)
+        yield from _incident_metrics(states.incidents, self._page)
 
 
-def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
+def _job_metrics(jobs: pl.DataFrame) -> Iterator[Metric]:
     total = GaugeMetricFamily("tracekit_jobs", "Jobs in the store", labels=["analysed"])
     analysed = jobs["slowdown"].drop_nulls().len()
     total.add_metric(["yes"], analysed)
@@ -146,7 +146,7 @@ def _identity(metadata: str) -> dict[str, str]:
     return {key: _label(value) for key, value in labels.items() if key in VARIABLES.values() or _IS_LABEL.match(key)}
 
 
-def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
+def _incident_metrics(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     labels = [LABEL, "incident", "cause", "part"]
     lost = GaugeMetricFamily(
         "tracekit_incident_lost_ratio", "Share of the step that the cause of an open incident costs", labels=labels

@@ -59,7 +59,7 @@ class LivePostTraining(LiveRun):
             return
         self._grown = False
         try:
-            self._take(trace_of(read_rl(list(sizes)), self.options.name))
+            self._add_trace(trace_of(read_rl(list(sizes)), self.options.name))
         except FormatError as error:
             if str(error) != self._problem:
                 self._log(f"{error}; it is read again once it has grown")
@@ -79,7 +79,7 @@ class LivePostTraining(LiveRun):
         self._attempt = number
         self._cutter = WindowCutter(WindowSize(steps=1), late_after_s=0.0)  # `_state` has the steps of a window alone
 
-    def _take(self, trace: OpTrace) -> None:
+    def _add_trace(self, trace: OpTrace) -> None:
         """Keep what was read, and the steps that have recorded the phase with which a step ends."""
         self._trace, self._problem, ops = trace, "", trace.ops
         trained = ops.filter(pl.col("rank") == 0, ~pl.col("kind").is_in(("generate", "reward")))

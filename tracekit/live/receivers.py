@@ -73,7 +73,7 @@ class Notifier:
             raise _no_address(url) from None
         if any(char <= " " for char in url):
             raise _no_address(url)
-        self._elsewhere = None if webhook else _elsewhere(url, parts.scheme)
+        self._sender = None if webhook else _sender(url, parts.scheme)
         self._sent = self._failed = 0
         self.problem: str | None = None
         self._page = page
@@ -100,7 +100,7 @@ class Notifier:
             return
         opened_first, closed_first = _costliest(opened), _costliest(closed)
         left_out = len(opened) + len(closed) - len(opened_first) - len(closed_first)
-        write = message if self._elsewhere is None else text_message
+        write = message if self._sender is None else text_message
         body = write(opened_first, closed_first, self._page, left_out)
         by_status = (("opened", opened), ("closed", closed))
         keys = [(incident.incident_id, status) for status, incidents in by_status for incident in incidents]
@@ -144,8 +144,8 @@ class Notifier:
     def _post(self, body: str) -> str | None:
         """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
         self._asked_s = 0.0
-        if self._elsewhere is not None:
-            return self._elsewhere(body)
+        if self._sender is not None:
+            return self._sender(body)
         request = urllib.request.Request(self._url, data=body.encode(), headers=self._headers)  # noqa: S310 - http or https
         try:
             with OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
@@ -157,7 +157,7 @@ class Notifier:
             return f"cannot be reached: {error}"
 
 
-def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
+def _sender(url: str, scheme: str) -> Callable[[str], str | None]:
     """What sends a text to a receiver that is no webhook, and says why that failed, None if it did not.
 
     Raises SelectionError.
@@ -166,7 +166,7 @@ def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
         import apprise
     except ImportError:
         raise SelectionError(
-            f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path, or for {printable(scheme)}://"
+            f"--notify {_without_secrets(url)!r:.200}; expected an address such as https://host/path, or for {printable(scheme)}://"
             " install 'tracekit-analysis[notify]'"
         ) from None
     receivers = apprise.Apprise()
@@ -181,7 +181,7 @@ def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
 
 
 def _no_address(url: str) -> SelectionError:
-    return SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
+    return SelectionError(f"--notify {_without_secrets(url)!r:.200}; expected an address such as https://host/path")
 
 
 def _retry_after_s(header: str | None) -> float:
@@ -189,7 +189,7 @@ def _retry_after_s(header: str | None) -> float:
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 
-def _shown(url: str) -> str:
+def _without_secrets(url: str) -> str:
     """An address without the parts that may be secret."""
     scheme, _, rest = printable(url).rpartition("://")
     host = rest.partition("/")[0].rpartition("@")[2]
@@ -345,7 +345,7 @@ class DeliveryLog:
 
         Incidents that had closed before the receiver was first used are not sent.
         """
-        last, after = self._noted()
+        last, after = self._read_log()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
             after = max((incident.incident_id for incident in incidents), default=0)
@@ -373,7 +373,7 @@ class DeliveryLog:
             self._folder.append(self._name, self._unwritten.encode())
             self._unwritten = ""
 
-    def _noted(self) -> tuple[dict[int, str], int | None]:
+    def _read_log(self) -> tuple[dict[int, str], int | None]:
         """How each incident was last sent, and the last one before the first delivery, None for a new receiver.
 
         Other lines, and one that a killed writer has left unfinished, are passed over.

@@ -118,7 +118,7 @@ class LiveRun:
             while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
                 self._window(window)
         except OSError as error:
-            self._put_off_reading(error)
+            self._retry_reading(error)
             return
         if self._unread_since is not None:
             self._unread_since = None
@@ -137,7 +137,7 @@ class LiveRun:
         if self._follower is not None:
             self._update()
 
-    def _put_off_reading(self, error: OSError) -> None:
+    def _retry_reading(self, error: OSError) -> None:
         problem = f"{self.options.directory}: cannot be read: {error.strerror or error}"
         if self._unread_since is None:
             self._unread_since = time.monotonic()
@@ -263,7 +263,7 @@ class LiveRun:
         if isinstance(trace, Exception):
             error = trace
             if (faulty := self._faulty(recording, window)) is not None:
-                trace = self._merged(_without(recording, {faulty}), window, {*missing, faulty})
+                trace = self._merged(_without_ranks(recording, {faulty}), window, {*missing, faulty})
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
                 self._log(
@@ -291,7 +291,7 @@ class LiveRun:
         """
 
         def merges_without(ranks: Collection[int]) -> bool:
-            merged = self._merged(_without(recording, ranks), window, {*recording.missing_ranks, *ranks})
+            merged = self._merged(_without_ranks(recording, ranks), window, {*recording.missing_ranks, *ranks})
             return isinstance(merged, Trace)
 
         suspects = sorted(recording.ranks)
@@ -351,7 +351,7 @@ class LiveRun:
             self._why_clocks = None
 
 
-def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
+def _without_ranks(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
     return replace(recording, ranks={rank: recorded for rank, recorded in recording.ranks.items() if rank not in ranks})
 
 

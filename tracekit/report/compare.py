@@ -230,12 +230,12 @@ def verdict(before: Side, after: Side) -> EffectInWords:
         change = difference_of_means(before.recorded_s, after.recorded_s)
         subject = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
         show: Callable[[float], str] = seconds
-        size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
+        size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _interval_words(change, seconds)
     else:
         # Beside the whole step: of a loss of 0.1 %, no change is large.
         change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
         subject, show = "a step loses", lambda value: f"{value - 1:.1%}"
-        size, spread = _points(abs(change.difference)), _between(change, _points)
+        size, spread = _points(abs(change.difference)), _interval_words(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
@@ -269,7 +269,7 @@ def _points(share: float) -> str:
     return f"{share * 100:.1f} points"
 
 
-def _between(change: MeanDifference, show: Any) -> str:
+def _interval_words(change: MeanDifference, show: Any) -> str:
     if change.low is None or change.high is None:
         return "no interval"
     return f"95% interval of the change {show(change.low)} to {show(change.high)}"
@@ -302,7 +302,7 @@ def _distrusted(before: Side, after: Side) -> str:
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     """Causes that are gone, new or staying between two reports. The same cause has the same kind, place and name."""
-    old, new = ({_same(each): each for each in _real(report)} for report in (before, after))
+    old, new = ({_identity(each): each for each in _causes_of(report)} for report in (before, after))
     return CauseChange(
         gone=tuple(cause for key, cause in old.items() if key not in new),
         new=tuple(cause for key, cause in new.items() if key not in old),
@@ -310,7 +310,7 @@ def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     )
 
 
-def _same(cause: Finding) -> tuple[str, str, str]:
+def _identity(cause: Finding) -> tuple[str, str, str]:
     """What two findings share that are the same; the name is that of what the time of a recording is spent on."""
     return cause.kind, cause.where_text, "" if cause.spent is None else cause.spent.name
 
@@ -321,7 +321,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     A cause that changed at the step began there if the job got slower, and ended there if it got faster.
     """
     gone, new, staying = [], [], []
-    for cause in _real(report):
+    for cause in _causes_of(report):
         steps, since = cause.where.steps, cause.since_step
         if steps and steps[-1] < first_after:
             gone.append(cause)
@@ -334,7 +334,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     return CauseChange(tuple(gone), tuple(new), tuple(staying))
 
 
-def _real(report: Report) -> list[Finding]:
+def _causes_of(report: Report) -> list[Finding]:
     return [cause for cause in report.findings if cause.kind not in ("healthy", "unexplained")]
 
 

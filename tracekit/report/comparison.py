@@ -117,9 +117,9 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         causes=Causes(
             gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
             new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
-            staying=tuple(_staying(reports, earlier, later) for earlier, later in change.staying),
+            staying=tuple(_remaining(reports, earlier, later) for earlier, later in change.staying),
         ),
-        kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
+        kinds=_changed_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
         trustworthy=before.trustworthy and after.trustworthy,
         by_kind=[KindCost(kind.name, kind.before_s, kind.after_s) for kind in by_kind],
@@ -161,17 +161,13 @@ def _cause(report: Report, cause: Finding, word: str) -> str:
     return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
 
 
-def _staying(reports: tuple[Report, Report], earlier: Finding, later: Finding) -> str:
+def _remaining(reports: tuple[Report, Report], earlier: Finding, later: Finding) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
     sentence = reports[1].answer.causes[reports[1].findings.index(later)]
-    price_before, price_after = _price(reports[0], earlier), _price(reports[1], later)
-    if price_before == price_after and price_before is not None:
-        return f"{sentence} ({price_before})"
-    return (
-        sentence
-        if price_before is None or price_after is None
-        else f"{sentence} ({price_before.replace('costs', 'cost', 1)}, now {price_after})"
-    )
+    old, new = _price(reports[0], earlier), _price(reports[1], later)
+    if old == new and old is not None:
+        return f"{sentence} ({old})"
+    return sentence if old is None or new is None else f"{sentence} ({old.replace('costs', 'cost', 1)}, now {new})"
 
 
 def _price(report: Report, cause: Finding) -> str | None:
@@ -182,7 +178,7 @@ def _price(report: Report, cause: Finding) -> str | None:
     return cost(saved_s, alone_s, report.unit, bound=cause.bound)
 
 
-def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
+def _changed_kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
     """The op kinds whose stragglers cost more or less than before, or the phases that take more or less."""
     largest_first = sorted(changes, key=lambda change: -abs(change.difference_s))
     relevant = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
@@ -252,13 +248,11 @@ def fix_applied(
 
 def _fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     priced = [fix for fix in fixes if fix.withheld is None and (fix.saved_s or 0.0) > 0]
-    matching = [fix for fix in priced if fix.kind == name] or [
-        fix for fix in priced if name.lower() in fix.title.lower()
-    ]
-    if len(matching) == 1:
-        return matching[0]
-    if matching:
-        titles = "; ".join(repr(fix.title) for fix in matching)
-        raise SelectionError(f"--fix {name!r:.60}: {len(matching)} fixes of A; give a part of one title: {titles:.400}")
+    hits = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        titles = "; ".join(repr(fix.title) for fix in hits)
+        raise SelectionError(f"--fix {name!r:.60}: {len(hits)} fixes of A; give a part of one title: {titles:.400}")
     kinds = ", ".join(dict.fromkeys(fix.kind for fix in priced)) or "none with a price"
     raise SelectionError(f"--fix {name!r:.60}: no fix of A with a price; A has {kinds}")

@@ -115,10 +115,10 @@ class Figure(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The figure in words: `compute beyond that of its peers: 80% (4% needed)`."""
-        needed = f" ({self._said(self.needed)} needed)" if self.needed else ""
-        return f"{self.name}: {self._said(self.value)}{needed}"
+        needed = f" ({self._value_text(self.needed)} needed)" if self.needed else ""
+        return f"{self.name}: {self._value_text(self.value)}{needed}"
 
-    def _said(self, value: float) -> str:
+    def _value_text(self, value: float) -> str:
         match self.unit:
             case Unit.SHARE:
                 return f"{value:.0%}" if abs(value) >= 0.1 or value == round(value, 2) else f"{value:.1%}"

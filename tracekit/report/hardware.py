@@ -273,13 +273,8 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
         for call in times.synchronisations[:_MOST_ROWS]
     ]
     copies = [
-        row(
-            transfer.kind + ", pageable" * transfer.pageable,
-            transfer.seconds,
-            f"{transfer.count:,}",
-            f"{transfer.bytes:,}",
-        )
-        for transfer in times.transfers
+        row(copy.kind + ", pageable" * copy.pageable, copy.seconds, f"{copy.count:,}", f"{copy.bytes:,}")
+        for copy in times.transfers
     ]
     for title, heads, rows in (
         ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),
@@ -375,7 +370,9 @@ def hardware_table(answers: Sequence[OnGpu]) -> Table:
         )
         for answer in answers
     )
-    return Table("Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _note(answers))
+    return Table(
+        "Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _common_notes(answers)
+    )
 
 
 _NOW = -1
@@ -406,7 +403,7 @@ def _tier(answer: OnGpu) -> str:
     return f"{tier} {shares[tier] / sum(shares.values()):.0%}"
 
 
-def _note(answers: Sequence[OnGpu]) -> str:
+def _common_notes(answers: Sequence[OnGpu]) -> str:
     """What all rows have in common, and what to know of single ones."""
     step_s = answers[0].step_time_s
     clock = " without the profiler" if step_s.unprofiled else ""

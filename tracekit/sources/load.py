@@ -104,17 +104,17 @@ def load_trace(
         tuple(kernel_classes),
     )
     if len(files) > 1:
-        source = _together(files, importer)
+        source = _source_of_files(files, importer)
     elif importer is not None:
-        source = _named(importer)
+        source = _source_named(importer)
     else:
-        source, files = _one(files[0], options)
+        source, files = _source_at(files[0], options)
     _refuse(source, files[0], options)
     assert source.read is not None
     return source.read(files, options)
 
 
-def _named(importer: str) -> Source:
+def _source_named(importer: str) -> Source:
     """The source with this name. Raises FormatError."""
     formats = FORMATS if importer in FORMATS else FORMATS | {source.name: source for source in plugged_in()}
     if importer not in formats:
@@ -122,10 +122,10 @@ def _named(importer: str) -> Source:
     return formats[importer]
 
 
-def _together(files: Sequence[Path], importer: str | None) -> Source:
+def _source_of_files(files: Sequence[Path], importer: str | None) -> Source:
     """The source of several files of one job: of profilers, or of post-training. Raises SelectionError for others."""
     looks = map(Look, files)
-    sources = [with_content(Content.TRACE, look) if importer is None else _named(importer) for look in looks]
+    sources = [with_content(Content.TRACE, look) if importer is None else _source_named(importer) for look in looks]
     formats = {source.name: source for source in sources if source is not None}
     if formats and formats.keys() <= GPU_FORMATS:
         return next(iter(formats.values()))
@@ -141,7 +141,7 @@ def are_one_job(paths: Sequence[Path]) -> bool:
     return bool(names) and names <= GPU_FORMATS
 
 
-def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
+def _source_at(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
     """The source at a path, or of the only job in a folder, and the path to read. Raises FormatError for others."""
     look = Look(path)
     source = with_content(Content.TRACE, look)

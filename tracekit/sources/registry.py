@@ -110,7 +110,7 @@ def to_have(wanted: Content) -> str:
             return "`tracekit import --format` lists the formats that tracekit reads"
 
 
-def _text(look: Look, wanted: Content) -> str:
+def _describe_text(look: Look, wanted: Content) -> str:
     kind = "a file" if b"\0" in look.head else "a text file"
     return f"{kind}, not {wanted}; {to_have(wanted)}"
 
@@ -120,7 +120,7 @@ def _json(_: Look, wanted: Content) -> str:
     return f"{kind}; {to_have(wanted)}"
 
 
-def _advised(title: str, advice: str) -> _Sentence:
+def _with_advice(title: str, advice: str) -> _Sentence:
     return lambda _, wanted: f"{title}, not {wanted}; {advice}"
 
 
@@ -128,7 +128,7 @@ def _is_empty(look: Look) -> bool:
     return look.is_readable and not look.head
 
 
-def _ends(*endings: str) -> Callable[[Look], bool]:
+def _name_ends_with(*endings: str) -> Callable[[Look], bool]:
     return lambda look: look.is_readable and look.name.endswith(endings)
 
 
@@ -165,10 +165,10 @@ MISFITS = (
         written("a report in Markdown that tracekit wrote", "it is text to read"),
     ),
     _recognised("other-recording", other_recording),
-    _other("script", _ends(".py", ".sh"), _script),
-    _other("layout", _ends(".yaml", ".yml"), _layout),
+    _other("script", _name_ends_with(".py", ".sh"), _script),
+    _other("layout", _name_ends_with(".yaml", ".yml"), _layout),
     _recognised("other-log", other_log),
-    _other("empty-file", _is_empty, _advised("an empty file", "record or copy it again")),
+    _other("empty-file", _is_empty, _with_advice("an empty file", "record or copy it again")),
     _other(
         "empty-folder",
         lambda look: look.is_folder and not look.entries,
@@ -177,15 +177,15 @@ MISFITS = (
     _other(
         "empty-files",
         lambda look: bool(look.entries) and all(map(_is_empty, look.entries)),
-        _advised("a folder with nothing but empty files", "record or copy them again"),
+        _with_advice("a folder with nothing but empty files", "record or copy them again"),
     ),
     _other(
         "zstd",
         lambda look: any(each.head.startswith(b"\x28\xb5\x2f\xfd") for each in (look, *look.entries)),
-        _advised("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
+        _with_advice("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
     ),
-    _other("json", _ends(".json", ".json.gz"), _json),
-    _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _text),
+    _other("json", _name_ends_with(".json", ".json.gz"), _json),
+    _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _describe_text),
 )
 
 

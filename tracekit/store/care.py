@@ -48,14 +48,14 @@ def damages(store: Store, show_stage: Tell = lambda _: None) -> Iterator[str]:
         windows = catalogue.windows()
     yield from catalogue.left_out
     unsafe = dict.fromkeys(folder.unsafe())
-    yield from _lasting(store, folder, list(_damaged(folder, windows, show_stage, unsafe)))
+    yield from _not_in_progress(store, folder, list(_damaged_windows(folder, windows, show_stage, unsafe)))
     yield from unsafe
     if line := _unless_unsafe(folder.damaged_note, None):
         yield line
     yield from map(str, _damaged_hangs(store).values())
 
 
-def _damaged(
+def _damaged_windows(
     folder: Folder, windows: Sequence[StoredWindow], show_stage: Tell, unsafe: dict[str, None]
 ) -> Iterator[tuple[StoredWindow, dict[WindowPart, str]]]:
     """The windows with damaged files, and what is wrong with each; reads all files. What is refused goes to `unsafe`, a
@@ -75,7 +75,7 @@ def _damaged(
             yield window, bad
 
 
-def _lasting(
+def _not_in_progress(
     store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[WindowPart, str]]]
 ) -> Iterator[str]:
     """Those problems, and files that no window names, that are not the work of a writer.
@@ -122,13 +122,13 @@ def repair(store: Store, analyse: Analyse, show_stage: Tell = lambda _: None) ->
         if note:
             lines.append(f"dropped; {note}")
         if rebuilding or any(table == "windows" for table, _ in dropped):
-            lines += _recovered(writer.catalogue, folder, show_stage)
+            lines += _recover_windows(writer.catalogue, folder, show_stage)
         unnamed = _unnamed(writer.catalogue, folder)
-        damaged = list(_damaged(folder, writer.catalogue.windows(), show_stage, unsafe))
+        damaged = list(_damaged_windows(folder, writer.catalogue.windows(), show_stage, unsafe))
         for window, bad in damaged:
-            lines += _without(writer, window, bad)
+            lines += _drop_parts(writer, window, bad)
         without_report = [window for window, bad in damaged if WindowPart.REPORT in bad]
-        lines += _made_anew(writer, without_report, analyse, show_stage)
+        lines += _renew_reports(writer, without_report, analyse, show_stage)
     try:
         if unnamed:
             lines += _moved_out(store, folder)
@@ -184,7 +184,7 @@ def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
             yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"
 
 
-def _recovered(catalogue: Catalogue, folder: Folder, show_stage: Tell) -> Iterator[str]:
+def _recover_windows(catalogue: Catalogue, folder: Folder, show_stage: Tell) -> Iterator[str]:
     """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
     matches = filter(None, map(_TRACE.fullmatch, _unnamed(catalogue, folder)))
     traces = [(int(match[1]), int(match[2]), match.string) for match in matches]
@@ -229,7 +229,9 @@ def _findings(folder: Folder, name: str) -> Findings | None:
         return None
 
 
-def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: Tell) -> Iterator[str]:
+def _renew_reports(
+    writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: Tell
+) -> Iterator[str]:
     """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
     lost = {(window.job_id, window.number) for window in dropped}
     for window in writer.catalogue.windows():
@@ -246,7 +248,7 @@ def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analy
                 yield f"{_title(window)}: its report is of another version, and its ops are gone: it stays as it is"
 
 
-def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
+def _drop_parts(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
     """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
     if set(window.files) == set(bad):
         writer.remove_window(window)

@@ -259,7 +259,9 @@ class Catalogue:
 
     def add_windows(self, windows: Sequence[WrittenWindow]) -> None:
         """Add windows whose files have been written."""
-        facts = (each.key | {"added_at": each.added_at} | _facts(each.item) | _found(each.item) for each in windows)
+        facts = (
+            each.key | {"added_at": each.added_at} | _facts(each.item) | _finding_columns(each.item) for each in windows
+        )
         insert(self.connection, "windows", *facts)
         files = [(each.key, part, file) for each in windows for part, file in each.files.items()]
         insert(self.connection, "files", *(key | {"part": part} | asdict(file) for key, part, file in files))
@@ -306,7 +308,7 @@ class Catalogue:
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
         hosts = _by_rank(metadata.get("hosts"))
-        host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
+        host_of_gpu = {uuid: _text_or_none(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
         if not host_of_gpu:
             return
         self.connection.execute(
@@ -325,11 +327,11 @@ def _by_rank(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _found(item: Incoming) -> dict[str, Any]:
+def _finding_columns(item: Incoming) -> dict[str, Any]:
     """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
         return {}

@@ -98,7 +98,7 @@ class Folder:
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
-    def _damaged(self, problem: str) -> StoreError:
+    def _damage_error(self, problem: str) -> StoreError:
         return StoreError(f"{problem}; `{self._repair}` drops what is damaged")
 
     def file(self, job_id: int, number: int, part: WindowPart) -> Path:
@@ -149,7 +149,7 @@ class Folder:
             return read_parquet(path)
         except FormatError as error:
             self._checked(window, WindowPart.OPS)  # it may have been removed just now
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
     def report(self, window: StoredWindow) -> Report | None:
         """The report of a window that has one; None if another version of tracekit wrote it: as it was written, and
@@ -158,7 +158,7 @@ class Folder:
         path = self._checked(window, WindowPart.REPORT)
         content = self.read(name_of(window.job_id, window.number, WindowPart.REPORT))
         if zlib.crc32(content) != window.files[WindowPart.REPORT].crc32:
-            raise self._damaged(f"{path}: has changed since it was written")
+            raise self._damage_error(f"{path}: has changed since it was written")
         try:
             return decoded(content, str(path))
         except FormatError:
@@ -176,7 +176,7 @@ class Folder:
         try:
             return read_columns(path)
         except FormatError as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
     def _checked(self, window: StoredWindow, part: WindowPart) -> Path:
         """The path of a file that exists with its recorded size."""
@@ -186,7 +186,7 @@ class Folder:
         if status is None:
             raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`")
         if status.st_size != window.files[part].bytes:
-            raise self._damaged(f"{path}: has {status.st_size:,} bytes; expected {window.files[part].bytes:,}")
+            raise self._damage_error(f"{path}: has {status.st_size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: WindowPart) -> str | None:
@@ -317,11 +317,11 @@ class Folder:
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
-        return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_of_findings(item)})
+        return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_parts_of_findings(item)})
 
     def replace_findings(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window but for its ops, in the place of older ones. Raises OSError."""
-        return self._write(job_id, number, _of_findings(item), ending=".new")
+        return self._write(job_id, number, _parts_of_findings(item), ending=".new")
 
     def _write(self, job_id: int, number: int, parts: _Parts, ending: str = "") -> dict[WindowPart, StoredFile]:
         """Write files, those with an `ending` under another name first."""
@@ -408,7 +408,7 @@ class Folder:
         }
 
 
-def _of_findings(item: Incoming) -> _Parts:
+def _parts_of_findings(item: Incoming) -> _Parts:
     if not isinstance(item.findings, Findings):
         return {}
     report, workers = item.findings.report.to_json().encode(), item.findings.workers

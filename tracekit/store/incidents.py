@@ -102,7 +102,7 @@ class Incident:
             if self.seen_window is None:
                 return f"steps go on in window {self.closed_window}"
             gone = f"since window {self.seen_window + 1}"
-            return f"cured, gone {gone}" if self._cured else f"no longer seen {gone}"
+            return f"cured, gone {gone}" if self._is_settled else f"no longer seen {gone}"
         if self.clear and self.seen_window is not None:
             return f"no longer seen since window {self.seen_window + 1}; the job {self.job_ending or 'ended'}"
         return f"the job {self.job_ending or 'ended'}"
@@ -112,10 +112,10 @@ class Incident:
         """Whether it is over for good: its job has ended, or it has been gone for as long as it lasted."""
         if self.closed_at is None:
             return False
-        return self.job_ending is not None or not (self.closed_window and self.windows) or self._cured
+        return self.job_ending is not None or not (self.closed_window and self.windows) or self._is_settled
 
     @property
-    def _cured(self) -> bool:
+    def _is_settled(self) -> bool:
         """Whether it has been gone for as long as it lasted."""
         return self.clear >= max(CLEAR_WINDOWS, self.windows)
 
@@ -145,19 +145,21 @@ def followed(
     if not report.judged:
         return tuple(before)
     going_on = [incident for incident in before if incident.closed_at is None]
-    after = [_gone_on(incident, number, report, ended_at, moved_at) for incident in going_on]
+    after = [_continued(incident, number, report, ended_at, moved_at) for incident in going_on]
     new = [sighting for sighting in report.alarming if not any(incident.shows_in(sighting) for incident in going_on)]
     for incident in (incident for incident in before if incident.closed_at is not None):
         recurring = [sighting for sighting in new if incident.shows_in(sighting)]
         new = [sighting for sighting in new if sighting not in recurring]
-        after.append(_seen(incident, number, recurring) if recurring else replace(incident, clear=incident.clear + 1))
+        after.append(
+            _extended(incident, number, recurring) if recurring else replace(incident, clear=incident.clear + 1)
+        )
     for sighting in new:
         if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
             after.append(Incident(0, job, sighting, ended_at, number, number))
     return tuple(after)
 
 
-def _seen(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
+def _extended(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
     cause = max(sightings, key=lambda sighting: sighting.cost_s)
     if not cause.code:  # which was asked for when the incident opened
@@ -165,7 +167,7 @@ def _seen(incident: Incident, number: int, sightings: Sequence[CauseInWords]) ->
     return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
 
-def _gone_on(
+def _continued(
     incident: Incident, number: int, report: Report, ended_at: datetime, moved_at: datetime | None
 ) -> Incident:
     """An open incident after one more window."""
@@ -178,7 +180,7 @@ def _gone_on(
         if incident.shows_in(account) and account.share >= SMALLEST_LASTING_SHARE
     ]
     if seen:
-        return _seen(incident, number, seen)
+        return _extended(incident, number, seen)
     clear = incident.clear + 1
     if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=ended_at, closed_window=number)
@@ -236,15 +238,15 @@ def changed_at(store: Path) -> int:
 
 def read_changes(store: Path, incident: int) -> tuple[IncidentChange, ...]:
     """The changes of an incident, oldest first; none where there is no file. Raises UnsafeFileError."""
-    return tuple(_read(store, str(incident), IncidentChange))
+    return tuple(_read_records(store, str(incident), IncidentChange))
 
 
 def read_applied(store: Path) -> tuple[AppliedFix, ...]:
     """The fixes that were applied, oldest first; of the same fix between the same jobs, the last that was noted."""
-    return tuple({(fix.before, fix.after, fix.title): fix for fix in _read(store, FIXES, AppliedFix)}.values())
+    return tuple({(fix.before, fix.after, fix.title): fix for fix in _read_records(store, FIXES, AppliedFix)}.values())
 
 
-def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
+def _read_records(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
     with suppress(OSError):
         for line in Contained(store).read(f"{HANDLED}/{name}").splitlines():
             with suppress(ValueError, RecursionError):

@@ -309,15 +309,15 @@ class LiveTables:
         whether it begins with, or has, a `restarted` attempt, and, null if unknown, the `tokens` of the mean step, the
         last `loss`, the `flops` of a step, and `flops_per_token`.
         """
-        return self._of_parts(_SPANS, name, most, since, until)
+        return self._parts_in_range(_SPANS, name, most, since, until)
 
     def losses(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
         """What the steps of those parts lose to each `kind` of cause, as their bill says: `span`, `kind`, `lost_s` in
         seconds, summed over the steps. Windows that cannot be trusted lose nothing that is known.
         """
-        return self._of_parts(_LOSSES, name, most, since, until)
+        return self._parts_in_range(_LOSSES, name, most, since, until)
 
-    def _of_parts(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
+    def _parts_in_range(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
         parameters = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
         return frame(self.connection.sql(_PARTS + query, params=parameters))
 
@@ -402,10 +402,10 @@ class LiveTables:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
-        parameters = {"job": job_id, "at": naive(ended_at)}
-        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", parameters)
+        values = {"job": job_id, "at": naive(ended_at)}
+        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", values)
         self.connection.execute(
-            "UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", parameters
+            "UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", values
         )
 
 

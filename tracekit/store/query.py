@@ -90,7 +90,9 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             extra_tables = {"hosts": _add_hosts, "losses": _add_losses, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
-                    return _with_possible_times(_interruptible(connection, lambda: frame(_plain(connection.sql(sql)))))
+                    return _with_possible_times(
+                        _interruptible(connection, lambda: frame(_with_plain_columns(connection.sql(sql))))
+                    )
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
                     add = extra_tables.pop(missing[1].lower(), None) if missing else None
@@ -98,7 +100,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
                         raise
                     add(connection, store)
         except duckdb.IOException as error:
-            raise _damaged(store, error) from None
+            raise _damage_error(store, error) from None
         except duckdb.Error as error:
             raise SelectionError(_line(error)) from None
 
@@ -118,7 +120,7 @@ def _interruptible(connection: duckdb.DuckDBPyConnection, run_query: Callable[[]
         return answer.result()
 
 
-def _plain(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+def _with_plain_columns(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """The query with a name of its own for each column, and text in place of what polars cannot hold."""
     result = query.project("*")  # DuckDB numbers names that are there twice
     texts = [
@@ -207,10 +209,10 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
             " JOIN stored.paths USING (filename)"
         )
     except duckdb.Error as error:  # IOException, InvalidInputException, ...: a file of the store cannot be read
-        raise _damaged(store, error) from None
+        raise _damage_error(store, error) from None
 
 
-def _damaged(store: Store, error: Exception) -> StoreError:
+def _damage_error(store: Store, error: Exception) -> StoreError:
     check = command("store", "check", "--store", store.path)
     return StoreError(f"{store.name}: {_line(error)}; `{check}` says what is damaged")
 

@@ -87,7 +87,7 @@ class Store:
                     f"two of the traces have the job name {name!r}; open one, or import one with another --name"
                 )
         with self.writing() as writer:
-            writer.write([(self._emptied(writer, item, replace), 0, item) for item in incoming])
+            writer.write([(self._emptied_job(writer, item, replace), 0, item) for item in incoming])
 
     def append(self, item: Incoming, *, expected: int | None = None) -> int:
         """Add a window to a job, which is created if needed; returns the number of the window.
@@ -117,12 +117,10 @@ class Store:
                 )
             writer.write([(job_id, number, item)])
             if isinstance(item.findings, Findings):
-                added_at, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
+                now, before = datetime.now(UTC), catalogue.live.unsettled(item.name)
                 costs = catalogue.live.costs(item.name, number).get((item.name, number))
                 losses = () if costs is None else costs.losses
-                for incident in followed(
-                    before, item.name, number, item.findings.report, added_at, _moved_at(item.trace)
-                ):
+                for incident in followed(before, item.name, number, item.findings.report, now, _moved_at(item.trace)):
                     catalogue.live.put_incident(job_id, _with_beginning(incident, losses, item.trace.step_starts))
         return number
 
@@ -220,7 +218,7 @@ class Store:
         with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
             yield writer
 
-    def _emptied(self, writer: Writer, item: Incoming, replace: bool) -> int:
+    def _emptied_job(self, writer: Writer, item: Incoming, replace: bool) -> int:
         """The number of the job to be added, which has no window."""
         catalogue = writer.catalogue
         if catalogue.holds(item.name):
@@ -308,7 +306,7 @@ class Store:
         return self._read_ops(name, window, lambda folder, stored: use(folder.ops(stored)))
 
     def _read_ops(self, name: str, window: int | None, read: Callable[[Folder, StoredWindow], _Read]) -> _Read:
-        content = self._read(name, window, WindowPart.OPS, read)
+        content = self._read_part(name, window, WindowPart.OPS, read)
         if content is None:
             with self.reading() as catalogue:
                 number = catalogue.window(name, window).number
@@ -319,7 +317,7 @@ class Store:
 
     def report(self, name: str, window: int | None = None) -> Report | None:
         """The report stored with a window, by default the newest; None if there is none of this version."""
-        return self._read(name, window, WindowPart.REPORT, Folder.report)
+        return self._read_part(name, window, WindowPart.REPORT, Folder.report)
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Report]:
         """The existing reports of this version on windows of several jobs, by name and number, in one go."""
@@ -338,9 +336,9 @@ class Store:
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
-        return self._read(name, window, WindowPart.WORKERS, Folder.workers)
+        return self._read_part(name, window, WindowPart.WORKERS, Folder.workers)
 
-    def _read(
+    def _read_part(
         self, name: str, number: int | None, part: WindowPart, read: Callable[[Folder, StoredWindow], _Read]
     ) -> _Read | None:
         """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""

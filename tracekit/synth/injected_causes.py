@@ -86,7 +86,7 @@ class JobShape:
         return sizes[name]
 
 
-def _nothing(_op: PlannedOp) -> None:
+def _no_effect(_op: PlannedOp) -> None:
     return None
 
 
@@ -96,9 +96,9 @@ class Effect:
     to its launch delay.
     """
 
-    factor: Change = _nothing
-    pause_s: Change = _nothing
-    late_s: Change = _nothing
+    factor: Change = _no_effect
+    pause_s: Change = _no_effect
+    late_s: Change = _no_effect
 
 
 @dataclass(frozen=True, slots=True)

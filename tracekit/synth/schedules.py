@@ -170,9 +170,7 @@ class _Planner:
     def add_tail(self, stage: int, order: Sequence[Compute], computes: list[int], *, overlap_dp: bool) -> None:
         """Gradient reduction, clipping and the optimizer."""
         collectives = self.layout.has_dp_collectives
-        last_backward = {
-            compute.chunk: computes[position] for position, compute in enumerate(order) if not compute.forward
-        }
+        last_backward = {compute.chunk: computes[i] for i, compute in enumerate(order) if not compute.forward}
         in_order = sorted(last_backward, key=lambda chunk: last_backward[chunk])
         reduced: tuple[int, ...] = tuple(
             number for number, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage

@@ -140,8 +140,7 @@ def synthesize(spec: SynthSpec) -> Trace:
     times = _simulate(plan, shape, draws.cost, draws.delay)
     _shift_clocks(times.start, plan, shape, causes)
     step_numbers = [
-        FIRST_STEP + index // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + index % STEPS_IN_A_RUN
-        for index in range(spec.steps)
+        FIRST_STEP + i // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + i % STEPS_IN_A_RUN for i in range(spec.steps)
     ]
     ops = _frame(plan, shape, np.array(step_numbers, np.int32), times)
     ops = _without_missing(ops, shape, step_numbers, causes)
@@ -310,9 +309,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         }
     )
     dp_rank = shape.dp_rank_of_lane.astype(np.int32)
-    ranks = np.array(
-        [[shape.rank(replica, op.pp_rank) for op in ops] for replica in range(shape.layout.dp_ranks)], np.int32
-    )
+    ranks = np.array([[shape.rank(dp, op.pp_rank) for op in ops] for dp in range(shape.layout.dp_ranks)], np.int32)
     # One matrix at a time, transposed so that lanes follow each other.
     columns = [
         pl.Series("step", np.repeat(step_numbers[shape.step_of_lane], rows)),

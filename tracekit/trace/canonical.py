@@ -333,8 +333,7 @@ class Trace:
         return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None
 
     def check_layers(self, requested: tuple[int, ...] | None) -> None:
-        """Raise SelectionError if the layers that are `requested` do not fit the job, TraceError if those in its metadata
-        are impossible.
+        """Raise SelectionError if `requested` does not fit the job, TraceError if the layers in its metadata cannot be.
 
         Call it before the analysis, which finds out only at its end whether it needs the layers.
         """

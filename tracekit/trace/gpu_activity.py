@@ -55,9 +55,7 @@ PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
 
 def class_of(name: str) -> KernelClass:
     """Return the class of a kernel of that name, `other` if no pattern matches: libraries rename their kernels."""
-    return next(
-        (kernel_class for kernel_class, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER
-    )
+    return next((kind for kind, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER)
 
 
 @cache

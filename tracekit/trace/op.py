@@ -259,9 +259,7 @@ class GpuRecording:
         python = pl.col("reason").is_in(["python", "loader"])
         of_calls = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
         names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *of_calls])
-        numbered = {
-            name: _alias(name, number) for number, name in enumerate(names.drop_nulls().unique(maintain_order=True))
-        }
+        numbered = {name: _alias(name, i) for i, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]

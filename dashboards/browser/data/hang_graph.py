@@ -106,7 +106,7 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
         for held in nodes[number].held_by:
             if held in places:
                 end_x, end_y = places[held]
-                _arrow(fig, (x - _half(nodes[number]), y), (end_x + _half(nodes[held]), end_y), theme)
+                _arrow(fig, (x - _half_width(nodes[number]), y), (end_x + _half_width(nodes[held]), end_y), theme)
     for number, (x, y) in places.items():
         _box(fig, nodes[number], x, y, theme)
     axis = {"visible": False, "fixedrange": True}
@@ -133,17 +133,17 @@ def _arrow(fig: go.Figure, begin: tuple[float, float], end: tuple[float, float],
     )
 
 
-def _words(node: Node) -> tuple[str, str]:
+def _node_words(node: Node) -> tuple[str, str]:
     return ranks_text(node.ranks, _RUNS), short(node.label, _LABEL)
 
 
-def _half(node: Node) -> float:
+def _half_width(node: Node) -> float:
     """Half the width of a box, in columns."""
-    return (_LETTER_PX * max(map(len, _words(node))) / 2 + _PAD_PX) / COLUMN_PX
+    return (_LETTER_PX * max(map(len, _node_words(node))) / 2 + _PAD_PX) / COLUMN_PX
 
 
 def _box(fig: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
-    culprit, (ranks, label) = node.column == 0, _words(node)
+    culprit, (ranks, label) = node.column == 0, _node_words(node)
     fig.add_annotation(
         x=x,
         y=y,

@@ -66,7 +66,7 @@ class Life:
     @property
     def ends(self) -> tuple[float, float]:
         """When the first span begins and the last one ends."""
-        return _ends(self.spans)
+        return _time_range(self.spans)
 
     @property
     def stepwise(self) -> bool:
@@ -84,7 +84,11 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
     spans = (_steps(results, job, parts) if few else of_windows).filter(
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
-    events = [*_incidents(results, job, parts), *_restarts(parts), *(_stops(results, job, parts, spans) if few else ())]
+    events = [
+        *_incidents(results, job, parts),
+        *_restarts(parts),
+        *(_stall_events(results, job, parts, spans) if few else ()),
+    ]
     visible = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
         _with_rates(spans),
@@ -190,7 +194,7 @@ def _losses(results: Results, job: str, since: float, until: float, parts: pl.Da
 
 def _incidents(results: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]:
     """The incidents, for as long as windows show them; hangs by the clock of who found them."""
-    last = _ends(parts)[1]
+    last = _time_range(parts)[1]
     for incident in results.incidents(job):
         words, opened_s = printable(incident.cause.what), incident.opened_at.timestamp()
         if incident.cause.kind == HANG:
@@ -203,12 +207,12 @@ def _incidents(results: Results, job: str, parts: pl.DataFrame) -> Iterator[Even
         else:
             seen = parts.filter((pl.col("last") >= incident.opened_window) & (pl.col("number") <= incident.seen_window))
             if seen.height:
-                begin, end = _ends(seen)
+                begin, end = _time_range(seen)
                 since = begin if incident.since is None else max(incident.since, begin)
                 yield Event("incident", min(since, end), end, words, incident.seen_window)
 
 
-def _ends(spans: pl.DataFrame) -> tuple[float, float]:
+def _time_range(spans: pl.DataFrame) -> tuple[float, float]:
     """When the first of these spans begins, and the last one ends."""
     begin, end = spans.select(pl.col("start_s").min(), pl.col("end_s").max()).row(0)
     return begin, end
@@ -219,7 +223,7 @@ def _restarts(parts: pl.DataFrame) -> Iterator[Event]:
         yield Event("restart", start_s, start_s, f"another attempt, from window {number} on", number)
 
 
-def _stops(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
+def _stall_events(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
     """Checkpoints and evaluations that made a step longer."""
     times = {
         (window, step): (start, end)

@@ -110,7 +110,7 @@ class Stored:
         return rows if isinstance(rows, list) else None
 
 
-def _of_live(
+def _cached_live(
     read: Callable[Concatenate[LiveTables, _Arguments], _Result],
 ) -> Callable[Concatenate[Results, _Arguments], _Result]:
     """The same read of the store as it is now, once per state of the store."""
@@ -166,16 +166,16 @@ class Results:
         vars(changed).update(fields)
         return changed
 
-    history = _of_live(LiveTables.history)
-    live_jobs = _of_live(LiveTables.live_jobs)
-    incidents = _of_live(LiveTables.incidents)
-    count_incidents = _of_live(LiveTables.count_incidents)
-    trends = _of_live(LiveTables.trends)
-    spans = _of_live(LiveTables.spans)
-    losses = _of_live(LiveTables.losses)
-    host_history = _of_live(LiveTables.host_history)
-    gpu_history = _of_live(LiveTables.gpu_history)
-    on_host = _of_live(LiveTables.on_host)
+    history = _cached_live(LiveTables.history)
+    live_jobs = _cached_live(LiveTables.live_jobs)
+    incidents = _cached_live(LiveTables.incidents)
+    count_incidents = _cached_live(LiveTables.count_incidents)
+    trends = _cached_live(LiveTables.trends)
+    spans = _cached_live(LiveTables.spans)
+    losses = _cached_live(LiveTables.losses)
+    host_history = _cached_live(LiveTables.host_history)
+    gpu_history = _cached_live(LiveTables.gpu_history)
+    on_host = _cached_live(LiveTables.on_host)
 
     def hung_ranks(self, job: str) -> int | None:
         """The ranks of a job that hangs, also before it has a trace; None where no report says it."""
@@ -212,7 +212,7 @@ class Results:
         """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
         none is chosen.
         """
-        stored = self._of(name, ("stored",), self._kept, self._read_stored)
+        stored = self._cached_of_job(name, ("stored",), self._kept, self._read_stored)
         is_of_window = self._chosen is not None and self._chosen[0] == name and self._range is None
         if stored.report is None or stored.windows < 2 or is_of_window:
             return stored
@@ -248,15 +248,15 @@ class Results:
 
     def worker_steps(self, name: str) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
-        return self._of(name, ("workers",), self._kept, self._read_worker_steps)
+        return self._cached_of_job(name, ("workers",), self._kept, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._of(name, ("map",), self._kept, self._build_worker_map)
+        return self._cached_of_job(name, ("map",), self._kept, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Map step number to its start in seconds since the epoch; None where unknown."""
-        return self._of(name, ("starts",), self._kept, self._read_step_starts)
+        return self._cached_of_job(name, ("starts",), self._kept, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
         """The pipeline with its trace, ready to be replayed; the last few stay in memory."""
@@ -268,7 +268,9 @@ class Results:
         return self._job(self._row(stored.name) | window)
 
     def _job(self, row: dict[str, Any]) -> Job:
-        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"])))
+        return self._cached_of_row(
+            row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"]))
+        )
 
     def trace(self, name: str) -> Trace:
         """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
@@ -277,7 +279,7 @@ class Results:
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
-        return self._of(name, (table,), self._tables, lambda _: self.stored(name).table(table))
+        return self._cached_of_job(name, (table,), self._tables, lambda _: self.stored(name).table(table))
 
     def by_worker(self, name: str) -> pl.DataFrame:
         """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
@@ -293,7 +295,7 @@ class Results:
 
         Raises SelectionError for a step that the job lacks.
         """
-        return self._of(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
+        return self._cached_of_job(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
 
     def replay(self, name: str) -> JobReplay:
         """The graph of the job and what each op costs; it stays in memory with the job."""
@@ -316,7 +318,7 @@ class Results:
 
     def _read_ahead(self, read: Callable[[], object]) -> None:
         try:
-            _tried(read)
+            _prefetch(read)
         finally:
             self._ahead.release()
 
@@ -372,8 +374,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._of_row(row, ("stored",), self._kept, self._read_stored)
-        worker_steps = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
+        stored = self._cached_of_row(row, ("stored",), self._kept, self._read_stored)
+        worker_steps = self._cached_of_row(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, coverage = stored.report.by_worker or [], stored.report.coverage
@@ -394,20 +396,20 @@ class Results:
         hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
-    def _of(
+    def _cached_of_job(
         self, name: str, key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._of_row(self._row(name), key, cache, read)
+        return self._cached_of_row(self._row(name), key, cache, read)
 
-    def _of_row(
+    def _cached_of_row(
         self, row: dict[str, Any], key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         # Identifies a window of the list of jobs, also among later windows of the same name.
         return cache.get((row["job_id"], row["number"], row["imported_at"], *key), lambda: read(row))
 
 
-def _tried(read: Callable[[], object]) -> None:
+def _prefetch(read: Callable[[], object]) -> None:
     """Read ahead: the page that asks for it shows an error."""
     try:
         read()
@@ -476,7 +478,7 @@ class FleetStudy:
 
     def read_ahead(self) -> None:
         """Build the report in the background, so that the first request finds it ready."""
-        threading.Thread(target=_tried, args=(self.report,), daemon=True, name="fleet report").start()
+        threading.Thread(target=_prefetch, args=(self.report,), daemon=True, name="fleet report").start()
 
     def _report(self) -> FleetReport:
         jobs = counted_jobs(self._study)

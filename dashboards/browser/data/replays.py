@@ -166,8 +166,8 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Questions that suit the job: the places of its causes first, then the ones that tell compute from network."""
     by_query: dict[WhatifQuery, Suggestion] = {}
-    of_causes = (suggestion for cause in report.findings for suggestion in _at(report, cause.where))
-    for suggestion in (*of_causes, *_general(report)):
+    of_causes = (suggestion for cause in report.findings for suggestion in _place_suggestions(report, cause.where))
+    for suggestion in (*of_causes, *_general_suggestions(report)):
         by_query.setdefault(suggestion.query, suggestion)
     return tuple(by_query.values())
 
@@ -185,7 +185,7 @@ def query_of(fix: Fix) -> WhatifQuery | None:
     return WhatifQuery(edit)
 
 
-def _at(report: Report, where: Place) -> Iterator[Suggestion]:
+def _place_suggestions(report: Report, where: Place) -> Iterator[Suggestion]:
     """The place of a cause as fast as its peers, unless it is the whole job or too large to be named."""
     workers = [f"{worker.dp_rank},{worker.pp_rank}" for worker in where.workers[: MOST_WORKERS + 1]]
     if 0 < len(workers) <= MOST_WORKERS:
@@ -220,7 +220,7 @@ def _link(link: Link) -> Suggestion:
     )
 
 
-def _general(report: Report) -> Iterator[Suggestion]:
+def _general_suggestions(report: Report) -> Iterator[Suggestion]:
     if report.what_if is not UNSET:  # alternatives for a run, not changes of ops
         edits = [price.scenario for price in report.what_if if price.step_s is not None]
         edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
@@ -327,13 +327,13 @@ def gpu_questions(report: Report) -> tuple[GpuQuestion, ...]:
         return ()
     least_s = SMALLEST_SHARE * gpus[0].recording_s
     if len(gpus) == 1:
-        questions = [*_of_causes(report, gpus[0])]
+        questions = [*_cause_questions(report, gpus[0])]
     else:
-        questions = [*_idle_beyond_peers(report, gpus), *_of_ranks(report)]
-    return tuple(question for question in (*questions, *_of_classes(report, gpus)) if question.takes_s >= least_s)
+        questions = [*_idle_beyond_peers(report, gpus), *_rank_questions(report)]
+    return tuple(question for question in (*questions, *_class_questions(report, gpus)) if question.takes_s >= least_s)
 
 
-def _of_causes(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:
+def _cause_questions(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:
     """One GPU has no peers: its idleness without the causes that were found, all of a kind together."""
     reasons = {cause.kind: cause.spent.reason for cause in report.findings if cause.spent}
     fixes: dict[str | None, list[Fix]] = {kind: [] for kind in reasons}
@@ -366,13 +366,13 @@ def _idle_beyond_peers(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[
             yield GpuQuestion(IDLE, reasons[rank, kind], idle[rank][kind], query, rank)
 
 
-def _of_ranks(report: Report) -> Iterator[GpuQuestion]:
+def _rank_questions(report: Report) -> Iterator[GpuQuestion]:
     """The ranks that others wait for."""
     for row in sorted(report.by_rank or (), key=lambda row: -(row.sole_delay_s or 0.0))[:MOST_ROWS]:
         yield GpuQuestion(RANKS, f"rank {row.rank}", row.sole_delay_s or 0.0, WhatifQuery(f"rank={row.rank}"))
 
 
-def _of_classes(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQuestion]:
+def _class_questions(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQuestion]:
     """The classes of kernels that take longest, the mean of all ranks."""
     kinds, taken_s = {str(row.kind) for row in report.by_kind}, dict[str, float]()
     for kernel in (kernel for gpu in gpus for kernel in gpu.kernels if kernel.of_class in kinds):

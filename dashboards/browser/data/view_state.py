@@ -216,7 +216,7 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
     dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
     slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
     recorded = np.sort(steps["step"].to_numpy())
-    step = reader.read("step", _whole, slowest_step, "a number")
+    step = reader.read("step", _integer, slowest_step, "a number")
     if step not in recorded:
         near = int(recorded[np.argmin(np.abs(recorded.astype(np.int64) - step))])
         reader.remark(
@@ -236,16 +236,16 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         top=reader.read("at", _worker, None, "DP,PP such as 3,1"),
         critical=reader.read("critical", {"no": False, "yes": True}.get, False, "one of no, yes"),
         group=reader.choice("group", Grouping, Grouping.WORKER),
-        find=reader.read("find", _words, "", "words in the name of an op"),
+        find=reader.read("find", _short_text, "", "words in the name of an op"),
         pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),
         opened=reader.read("open", _matching(_WORKERS), "", "DP,PP such as 3,1"),
         range_ms=reader.read("range", _range, None, "milliseconds such as 200-400"),
         op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
     )
-    return Read(*_settled(state, reader, dp_rank, pp_rank))
+    return Read(*_validated(state, reader, dp_rank, pp_rank))
 
 
-def _settled(
+def _validated(
     state: TimelineState, reader: _AddressReader, dp_rank: Ints, pp_rank: Ints
 ) -> tuple[TimelineState, tuple[str, ...]]:
     """Drop an invalid window and filters that match no worker; choose the default streams."""
@@ -301,7 +301,7 @@ class _AddressReader:
         )
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
@@ -318,7 +318,7 @@ def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
     return lambda text: text if pattern.fullmatch(text) and text.isascii() else None
 
 
-def _words(text: str) -> str | None:
+def _short_text(text: str) -> str | None:
     return text if len(text) <= _LONGEST_FIND else None
 
 
@@ -400,11 +400,11 @@ def read_view(worker_map: WorkerMap, state: Mapping[str, Any]) -> WorkerView:
         view = choose_worker(worker_map, worker, view)
     if host:
         is_host = host in worker_map.hosts
-        view = replace(view, host=host) if is_host else _say(view, f"No host {short(host)!r} in this job.")
+        view = replace(view, host=host) if is_host else _with_message(view, f"No host {short(host)!r} in this job.")
     if dp_rank or stage:
         box = Box(dp_rank or "", stage or "")
         words = f"No worker has DP rank {short(box.dp_ranks)!r} and stage {short(box.stages)!r}."
-        view = replace(view, box=box) if len(box.cells(worker_map)) else _say(view, words)
+        view = replace(view, box=box) if len(box.cells(worker_map)) else _with_message(view, words)
     return view
 
 
@@ -423,11 +423,13 @@ def choose_box(worker_map: WorkerMap, columns: tuple[int, int], rows: tuple[int,
 def choose_step(worker_map: WorkerMap, step: str, view: WorkerView) -> WorkerView:
     """Return `view` at the analysed step next to `step`, with a remark if that is another one."""
     if not _NUMBER.fullmatch(step):
-        return _say(view, f"{short(step)!r} is not a step number: all steps are shown.")
+        return _with_message(view, f"{short(step)!r} is not a step number: all steps are shown.")
     position = int(np.abs(worker_map.steps - int(step)).argmin())
     nearest = int(worker_map.steps[position])
     view = replace(view, position=position)
-    return view if nearest == int(step) else _say(view, f"Step {step} was not analysed: this is step {nearest}.")
+    return (
+        view if nearest == int(step) else _with_message(view, f"Step {step} was not analysed: this is step {nearest}.")
+    )
 
 
 def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
@@ -435,21 +437,25 @@ def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> Worke
     if rank := _RANK.fullmatch(worker.strip()):
         cell = worker_map.cell_of_rank(int(rank[1]))
         return (
-            replace(view, cell=cell) if cell is not None else _say(view, f"No rank {rank[1]} was analysed in this job.")
+            replace(view, cell=cell)
+            if cell is not None
+            else _with_message(view, f"No rank {rank[1]} was analysed in this job.")
         )
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
-        return _say(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
+        return _with_message(
+            view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2."
+        )
     chosen = Worker(int(match[1]), int(match[2]))
     cell = worker_map.cell(chosen)
     return (
         replace(view, cell=cell)
         if cell is not None
-        else _say(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
+        else _with_message(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
     )
 
 
-def _say(view: WorkerView, text: str) -> WorkerView:
+def _with_message(view: WorkerView, text: str) -> WorkerView:
     return replace(view, said=(*view.said, text))
 
 

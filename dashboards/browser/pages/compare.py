@@ -218,7 +218,7 @@ clientside_callback(
 )
 
 
-def _reads(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     """The other job, and the worker slowdowns of both."""
     other = texts.get("with")
     names = [texts["job"]] if other is None else [texts["job"], other]
@@ -226,4 +226,4 @@ def _reads(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[
     return [stored_results.jobs, *more, *(partial(stored_results.worker_steps, name) for name in names)]
 
 
-job_page(__name__, "/compare", build, _reads)
+job_page(__name__, "/compare", build, _prefetches)

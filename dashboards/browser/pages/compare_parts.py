@@ -76,19 +76,19 @@ def _figures(before: Side, after: Side) -> Component:
         ),
         _row(
             ["GPU-hours lost a day"],
-            _exact(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
+            _without_interval(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
             "{:,.1f}".format,
             share=False,
         ),
-        _row(["Steps"], _exact(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
+        _row(["Steps"], _without_interval(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
     ]
     if before.tokens_per_s and after.tokens_per_s:
-        rows.append(_row(["Tokens a second"], _exact(before.tokens_per_s, after.tokens_per_s), three_digits))
+        rows.append(_row(["Tokens a second"], _without_interval(before.tokens_per_s, after.tokens_per_s), three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return row_table(heads, rows, "Figures before and after", range(1, 5))
 
 
-def _exact(before: float, after: float) -> MeanDifference:
+def _without_interval(before: float, after: float) -> MeanDifference:
     return MeanDifference(float(before), float(after), None, None)
 
 

@@ -60,7 +60,7 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
         _idle(gpu, _rank_links(stored, gpus, gpu)),
-        _named(gpu, q),
+        _kernels_and_ops(gpu, q),
         folded_panel(
             "Calls that wait, copies, launches",
             _table("Calls that wait for the GPU", heads, map(_call, calls)),
@@ -91,10 +91,7 @@ def _rank_links(stored: Stored, gpus: Sequence[GpuInReport], current: GpuInRepor
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
     """A table of these rows, figures to the right. `label`: what it lists."""
     cells: list[list[Any]] = [
-        [
-            cell if column and isinstance(cell, str) else html.Td(cell, className="what")
-            for column, cell in enumerate(row)
-        ]
+        [cell if i and isinstance(cell, str) else html.Td(cell, className="what") for i, cell in enumerate(row)]
         for row in rows
     ]
     figures = [column for column in range(1, len(heads)) if any(isinstance(row[column], str) for row in cells)]
@@ -107,7 +104,7 @@ def _name(text: str | None) -> Component:
     return html.Div(label, className="name", tabIndex=0, title=label) if len(label) > SHORT_NAME else html.Div(label)
 
 
-def _told(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
+def _time_and_share(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
     """A time, and its share of the recording."""
     return seconds(spent_s), f"{spent_s / (gpu.recording_s or 1.0):.1%}"
 
@@ -124,12 +121,12 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
         "before its first op": gpu.before_first.seconds,
         "after its last op": gpu.after_last_s,
     }
-    times = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
+    times = ", ".join("{} {} ({})".format(name, *_time_and_share(gpu, spent)) for name, spent in parts.items())
     notes = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {times}. Shares are of the recording."]
     if began := sorted(gpu.idle_opened_by.items(), key=lambda entry: -entry[1]):
         notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(kind, kind)} {seconds(s)}' for kind, s in began)}.")
     rows = [
-        (_reason(idle.reason), *_told(gpu, idle.seconds), f"{idle.gaps:,}", _longest(idle.names[:MOST_NAMES]))
+        (_reason(idle.reason), *_time_and_share(gpu, idle.seconds), f"{idle.gaps:,}", _longest(idle.names[:MOST_NAMES]))
         for idle in gpu.idle_by_reason
         if idle.seconds >= SHORTEST_S
     ]
@@ -144,7 +141,7 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
     """What happened before the GPU had anything to do."""
     before = gpu.before_first
     reasons = sorted(before.by_reason.items(), key=lambda reason: -reason[1])
-    rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
+    rows = [(_reason(why), *_time_and_share(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
     title = f"Before its first op: {seconds(before.seconds)}"
     return [folded(title, halves(table, _longest(before.names)))] if rows else []
@@ -159,19 +156,20 @@ def _longest(names: Iterable[NamedTime]) -> Component:
     return html.Dl(parts, className="longest")
 
 
-def _named(gpu: GpuInReport, q: str) -> Component:
+def _kernels_and_ops(gpu: GpuInReport, q: str) -> Component:
     """Kernels and operators by name, and the field that filters both."""
     kernels = [
         (
             _name(kernel.name),
             html.Span(kernel.of_class, className="badge"),
             f"{kernel.count:,}",
-            *_told(gpu, kernel.seconds),
+            *_time_and_share(gpu, kernel.seconds),
         )
         for kernel in gpu.kernels
     ]
     operators = [
-        (_name(op.name), _name(op.module), _shapes(op), f"{op.gpu_ops:,}", *_told(gpu, op.seconds)) for op in gpu.ops
+        (_name(op.name), _name(op.module), _shapes(op), f"{op.gpu_ops:,}", *_time_and_share(gpu, op.seconds))
+        for op in gpu.ops
     ]
     search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
     status = html.Span(id="names-said", role="status")

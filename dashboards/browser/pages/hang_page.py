@@ -53,7 +53,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         width=graph_width(nodes),
         extra=html.Span("culprits at the left, then those that wait for them, by process group", className="note"),
     )
-    return [*head, _verdict(newest), graph, *_stacks(newest.report), *_others(hangs[1:])]
+    return [*head, _verdict(newest), graph, *_stacks(newest.report), *_earlier_hangs(hangs[1:])]
 
 
 def _head(job: str | None) -> list[Component]:
@@ -134,7 +134,7 @@ def _stacks(report: HangReport) -> list[Component]:
     return [panel("Stacks, the fewest ranks first", *parts, *more)]
 
 
-def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
+def _earlier_hangs(hangs: tuple[StoredHang, ...]) -> list[Component]:
     if not hangs:
         return []
     rows = [

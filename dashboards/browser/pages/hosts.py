@@ -29,7 +29,7 @@ MOST_LISTED, MOST_WINDOWS = 100, 1000
 def build(q: str = "", host: str = "", **_: str) -> list[Component]:
     """`q`: text that the name of a host, or the UUID or host of a GPU, contains; `host`: the one host to show."""
     if host:
-        return _of_host(host)
+        return _host_page(host)
     reads = results()
     tables = [
         _history_panel(title, noun, read(q, last=LAST_JOBS, most=MOST_LISTED), searched=bool(q))
@@ -85,7 +85,7 @@ def _machine(row: dict[str, Any]) -> Any:
     return [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])]
 
 
-def _of_host(host: str) -> list[Component]:
+def _host_page(host: str) -> list[Component]:
     """One host: what it cost each window of its jobs over time, and its jobs."""
     windows = results().on_host(host, MOST_WINDOWS)
     head = [html.H1(short(host)), html.P(dcc.Link("All hosts", href=href("/hosts")))]
@@ -152,10 +152,10 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _reads(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     limits = {"last": LAST_JOBS, "most": MOST_LISTED}
     return [partial(read, texts.get("q", ""), **limits) for read in (reads.host_history, reads.gpu_history)]
 
 
 opens_links("host-cost")
-page(__name__, "/hosts", "Hosts", build, _reads)
+page(__name__, "/hosts", "Hosts", build, _prefetches)

@@ -83,12 +83,14 @@ def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """What is known of each."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
     return [
-        Handled(incident, results().store.handled(incident.incident_id), _lost(incident, gpus.get(incident.job)))
+        Handled(
+            incident, results().store.handled(incident.incident_id), _lost_gpu_hours(incident, gpus.get(incident.job))
+        )
         for incident in incidents
     ]
 
 
-def _lost(incident: Incident, gpus: int | None) -> float | None:
+def _lost_gpu_hours(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
         gpus = results().hung_ranks(incident.job)
     return None if gpus is None else 24 * gpus * incident.cause.share
@@ -117,7 +119,7 @@ def _row(handled: Handled) -> list[Any]:
     history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
     content += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [
-        [f"{incident.incident_id} ", *_state(handled)],
+        [f"{incident.incident_id} ", *_state_cell(handled)],
         dcc.Link(short(incident.job), href=href("/job", job=incident.job)),
         content,
         percent(incident.cause.share),
@@ -128,7 +130,7 @@ def _row(handled: Handled) -> list[Any]:
     ]
 
 
-def _state(handled: Handled) -> list[Component]:
+def _state_cell(handled: Handled) -> list[Component]:
     """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
     if handled.incident.closed_at is not None:
         settled = handled.incident.settled

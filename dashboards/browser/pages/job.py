@@ -95,7 +95,7 @@ def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str)
         *gpu_panels(stored, report, rank, q),
         *sections(stored, report),
         *history(stored),
-        _about(stored, report),
+        _about_panel(stored, report),
     ]
 
 
@@ -153,8 +153,8 @@ def _ways_on(stored: Stored, cause: Finding) -> list[Component]:
     worker = f"{workers[0].dp_rank},{workers[0].pp_rank}" if len(workers) == 1 else None
     step = where.steps[0] if where.steps else cause.since_step
     ways = {
-        "Show on the worker map": _of_workers(stored, "/workers", worker=worker, host=where.host or None),
-        "Show op by op": _of_workers(stored, "/timeline", worker=worker, step=step),
+        "Show on the worker map": _workers_address(stored, "/workers", worker=worker, host=where.host or None),
+        "Show op by op": _workers_address(stored, "/timeline", worker=worker, step=step),
     }
     return [dcc.Link(words, href=address) for words, address in ways.items() if address is not None]
 
@@ -173,10 +173,8 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     hours = ["GPU-hours a day"] if report.assumptions else []
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
-    after_head = (
-        ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
-    )
-    heads = ["Fix", *where, term("sure", "Sure"), after_head, f"Saved per {whole}", *map(term, hours)]
+    after = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
+    heads = ["Fix", *where, term("sure", "Sure"), after, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence
@@ -224,7 +222,7 @@ def _title(fix: Fix) -> list[Any]:
     return title
 
 
-def _about(stored: Stored, report: Report) -> Component:
+def _about_panel(stored: Stored, report: Report) -> Component:
     user = viewer()
     rows: dict[str, Any] = {
         "Analysed": short(report.job.sizes),
@@ -301,11 +299,11 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
 
 def way(stored: Stored, words: str, path: str, **state: object) -> Component | None:
     """A link to a page of the job that is about workers; None if the job has none."""
-    address = _of_workers(stored, path, **state)
+    address = _workers_address(stored, path, **state)
     return None if address is None else dcc.Link(words, href=address, className="way")
 
 
-def _of_workers(stored: Stored, path: str, **state: object) -> str | None:
+def _workers_address(stored: Stored, path: str, **state: object) -> str | None:
     """The address of a page of the job that is about workers; None if the job has none."""
     return href(path, job=stored.name, **state) if stored.has_rows("by_worker") else None
 
@@ -333,7 +331,7 @@ def fix_levels(stored: Stored, report: Report) -> list[Level]:
     if not fixes:
         return []
     step_s, theme = report.step_time_s.recorded, viewer().theme
-    workers, whatif = _of_workers(stored, "/workers"), _of_workers(stored, "/whatif")
+    workers, whatif = _workers_address(stored, "/workers"), _workers_address(stored, "/whatif")
     levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), workers)]
     doubtful = {fix.title for fix in report.fixes if fix.withheld is not None}
     for fix in fixes[0].details["sequence"]:
@@ -357,9 +355,9 @@ def window_bar(stored: Stored) -> list[Component]:
     later = min((number for number in numbers if number > stored.window), default=None)
     newest = "" if numbers[-1] == live["number"] else f"; the newest is {live['number']}"
     parts: list[Any] = [
-        _way("Earlier window", stored.name, earlier),
+        _window_link("Earlier window", stored.name, earlier),
         html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{newest}{steps}"),
-        _way("Later window", stored.name, later),
+        _window_link("Later window", stored.name, later),
         _age(live),
     ]
     if chosen_window(stored.name) is not None:
@@ -373,7 +371,7 @@ def window_bar(stored: Stored) -> list[Component]:
     ]
 
 
-def _way(words: str, job: str, window: int | None) -> Component:
+def _window_link(words: str, job: str, window: int | None) -> Component:
     if window is None:
         return html.Span(words, className="note")
     return dcc.Link(words, href=href("/job", job=job, window=window))

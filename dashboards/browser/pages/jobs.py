@@ -121,8 +121,8 @@ def build(q: str = "", sort: str = "lost", days: str = "", **state: str) -> list
     part = state.get("at", "")
     return [
         html.H1("Jobs"),
-        _sums(jobs),
-        *_burning(jobs),
+        _summary(jobs),
+        *_alarming_jobs(jobs),
         _table(jobs, view, int(part[:9]) if part.isdecimal() else 1, views),
     ]
 
@@ -156,8 +156,8 @@ def job_table() -> pl.DataFrame:
         culprit=pl.when(~place.is_in(["whole job", "all ranks"])).then(place),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
-    table = table.update(_of_runs(table.schema), on="name")
-    return table.update(_hung(table.schema), on="name", how="full").with_columns(
+    table = table.update(_run_columns(table.schema), on="name")
+    return table.update(_hang_columns(table.schema), on="name", how="full").with_columns(
         text=pl.concat_str(
             "name",
             "verdict",
@@ -170,7 +170,7 @@ def job_table() -> pl.DataFrame:
     )
 
 
-def _of_runs(schema: pl.Schema) -> pl.DataFrame:
+def _run_columns(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that are about the whole run, of jobs of several windows."""
     rows, zone = [], viewer().zone
     for name, run in results().runs().items():
@@ -196,10 +196,10 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
-def _hung(schema: pl.Schema) -> pl.DataFrame:
+def _hang_columns(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
-    for name, incident in _hanging().items():
+    for name, incident in _hanging_jobs().items():
         ranks, host = results().hung_ranks(name), next(iter(incident.cause.hosts), None)
         lost = None if ranks is None else 24.0 * ranks
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
@@ -209,7 +209,7 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
-def _hanging() -> dict[str, Incident]:
+def _hanging_jobs() -> dict[str, Incident]:
     return {incident.job: incident for incident in results().incidents(only_open=True) if incident.cause.kind == HANG}
 
 
@@ -220,7 +220,7 @@ def _label(kind: str) -> str | None:
     return None
 
 
-def _sums(jobs: pl.DataFrame) -> Component:
+def _summary(jobs: pl.DataFrame) -> Component:
     sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if sure.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
@@ -232,9 +232,9 @@ def _sums(jobs: pl.DataFrame) -> Component:
     return html.H2(words, className="count")
 
 
-def _burning(jobs: pl.DataFrame) -> list[Component]:
+def _alarming_jobs(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
-    burning, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging()
+    burning, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging_jobs()
     affected = jobs.filter(pl.col("name").is_in(burning)).sort(
         "lost_gpu_hours_per_day", descending=True, nulls_last=True
     )
@@ -257,13 +257,11 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Co
         if 1 <= number <= parts
     ]
     where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([page, " "]) for page in pages)])] if parts > 1 else []
-    message = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
+    hint = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
     files = html.Span(
         ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
     )
-    return panel(
-        count, _filter(view), _facets(jobs, view), views, *message, _grid(page_rows, view), *where, extra=files
-    )
+    return panel(count, _filter(view), _facets(jobs, view), views, *hint, _grid(page_rows, view), *where, extra=files)
 
 
 def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:

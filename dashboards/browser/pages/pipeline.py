@@ -45,7 +45,7 @@ def build(
     slowest = stored.table("by_step").sort("recorded_s", descending=True)["step"].to_list()
     chosen, lane = _number(step, "step", slowest[0]), _number(dp, "dp", None)
     assert chosen is not None
-    timelines, remarks = _drawn(stored.name, chosen, lane, schedule)
+    timelines, remarks = _timelines(stored.name, chosen, lane, schedule)
     table = pl.DataFrame(
         [
             (line.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words)
@@ -165,7 +165,7 @@ def _number(text: str | None, name: str, default: int | None) -> int | None:
     return int(text)
 
 
-def _drawn(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[DrawnSchedule], list[str]]:
+def _timelines(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[DrawnSchedule], list[str]]:
     """The pictures, and why the schedule is not among them."""
     replay = results().replay(job)
     if schedule is None:

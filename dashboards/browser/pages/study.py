@@ -49,7 +49,7 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
         return [html.H1("Fleet"), panel("No study", note(advice))]
     report = served.report()
     if job:
-        return _of_job(served, report, job)
+        return _job_page(served, report, job)
     applied: tuple[AppliedFix, ...] = ()
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
@@ -98,7 +98,7 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
         jobs = jobs.filter(pl.col("causes").list.contains(cause))
     rows = [
         [
-            dcc.Link(short(row["name"]), href=_where(row["name"], stored)),
+            dcc.Link(short(row["name"]), href=_job_address(row["name"], stored)),
             short(row["team"] or "unknown"),
             "-" if row["verdict_share"] is None else f"{row['verdict_share']:.1%}",
             hours(row["lost_gpu_hours"]),
@@ -114,11 +114,11 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
     return panel(f"Jobs that lose most{f': {chosen}' if chosen else ''}", table, extra=[count, *everything])
 
 
-def _where(name: str, stored: set[str]) -> str:
+def _job_address(name: str, stored: set[str]) -> str:
     return href("/job", job=name) if name in stored else href("/fleet", job=name)
 
 
-def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
+def _job_page(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
     head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
     rows = report.jobs.filter(pl.col("name") == name)
     if rows.is_empty():
@@ -151,7 +151,7 @@ def _culprits(report: FleetReport) -> Component:
     if not table.rows:
         return panel(table.title, note(table.note or ""))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _shown(table, table.rows), note(table.note or ""), extra=csv)
+    return panel(table.title, _table_component(table, table.rows), note(table.note or ""), extra=csv)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
@@ -162,10 +162,10 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
             [dcc.Link(first, href=href("/fleet", **{by: value})), *others]
             for (first, *others), value in zip(table.rows, values, strict=False)  # of many, the first are listed
         ]
-    return panel(table.title, _shown(table, cells), *([note(table.note)] if table.note else []))
+    return panel(table.title, _table_component(table, cells), *([note(table.note)] if table.note else []))
 
 
-def _shown(table: Table, cells: Sequence[Any]) -> Component:
+def _table_component(table: Table, cells: Sequence[Any]) -> Component:
     return row_table(table.heads, cells, table.title, figure_columns(table.rows))
 
 

@@ -41,14 +41,10 @@ def build(stored: Stored, _report: Report, **_: str) -> list[Component]:
     since, until = (0.0, math.inf) if chosen is None else (chosen.since, chosen.until)
     life = read_life(results(), stored.name, since, until)
     if life is None or life.spans.is_empty():
-        workers_link = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
+        link = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
         if chosen is not None:
             return [panel("No steps", note(["No step ran in this range."]))]
-        return [
-            panel(
-                "No times", note(["The trace does not say when its steps ran. Their order is on ", workers_link, "."])
-            )
-        ]
+        return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", link, "."]))]
     ends = life.ends if chosen is None else chosen.within(*life.ends)
     panels = _panels(stored, life, ends, chosen is not None)
     button = html.Button("What is different here?", id="time-ask", className="primary")
@@ -68,13 +64,9 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             return href("/job", job=stored.name, window=window)
         return href("/timeline", job=stored.name, window=window, step=step)
 
-    def shown(
-        name: Any, chart: go.Figure, label: str, table: pl.DataFrame, figure_id: str, extra: str = ""
-    ) -> Component:
+    def shown(name: Any, chart: go.Figure, label: str, table: pl.DataFrame, key: str, extra: str = "") -> Component:
         on_the_clock(chart, ends, ends if chosen else None, zone, title)
-        return figure_panel(
-            name, chart, label=label, table=table, id=figure_id, extra=html.Span(extra, className="note")
-        )
+        return figure_panel(name, chart, label=label, table=table, id=key, extra=html.Span(extra, className="note"))
 
     spans, steps = life.spans, "steps" if life.stepwise else "windows"
     opens = "the step" if life.stepwise else "the window"

@@ -297,7 +297,7 @@ clientside_callback(
 )
 
 
-def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
     """The graph of ops that have peers, and the step once the report tells which: the canvas asks for it as soon as the
     page is drawn.
     """
@@ -313,4 +313,4 @@ def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], objec
     return [graph, step]
 
 
-job_page(__name__, "/timeline", build, _reads)
+job_page(__name__, "/timeline", build, _prefetches)

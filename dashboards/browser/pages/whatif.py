@@ -101,7 +101,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     asking = Asking(
         job=stored.name, select=select, action=action, factor=factor, beside=kept_text(others), remarks=list(remarks)
     )
-    seen = _look(stored, report, asking, wait_s=FIRST_WAIT_S)
+    seen = _ask_all(stored, report, asking, wait_s=FIRST_WAIT_S)
     lists = gpu_prices(report, seen) or losses(report)
     form = _form(stored.kind, report, asking, seen)
     if lists:
@@ -117,13 +117,13 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
         fixes_panel(stored.kind, report),
         dcc.Store(id="whatif-state", data=dict(asking)),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
-        dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
+        dcc.Store(id="whatif-drawn", data=dict(_signatures(seen))),
         dcc.Store(id="whatif-asked", data=0),
         dcc.Store(id="whatif-answered", data=dict(Answered(asked=0, pending=seen.pending))),
     ]
 
 
-def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
+def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
     """Ask for all answers of the page; only the first is waited for."""
     others, remarks = read_kept(state["beside"])
     try:
@@ -140,7 +140,7 @@ def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0)
     return Seen(query, status, wrong, kept_answers, (*state["remarks"], *remarks), on_gpus)
 
 
-def _drawn(seen: Seen) -> Drawn:
+def _signatures(seen: Seen) -> Drawn:
     question = (seen.query, seen.status, seen.wrong)
     return Drawn(
         answer=repr((*question, [query for query, _ in seen.beside])),
@@ -243,8 +243,8 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
-    seen = _look(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
-    drawn = _drawn(seen)
+    seen = _ask_all(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    drawn = _signatures(seen)
     same = drawn["answer"] == before["answer"]
     return (
         no_update if same else answer_panel(stored.report, seen),
@@ -289,10 +289,7 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-clientside_callback(
-    ClientsideFunction("whatif", "markInvalid"),
-    Input("whatif-wrong", "children"),
-)
+clientside_callback(ClientsideFunction("whatif", "markInvalid"), Input("whatif-wrong", "children"))
 
 clientside_callback(
     ClientsideFunction("whatif", "askAgain"),

@@ -85,7 +85,7 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
         cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(button, className="ask")]
         rows[confidence is not None].append(cells)
     heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]
-    explanation = note(
+    remark = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
@@ -96,7 +96,7 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     return panel(
         title,
         *([of_causes] if rows[True] else []),
-        *([explanation] if rows[True] and kind.of_ops else []),
+        *([remark] if rows[True] and kind.of_ops else []),
         *([folded(general, of_any_job)] if rows[False] else []),
     )
 
@@ -138,15 +138,15 @@ def losses(report: Report) -> list[Component]:
     lost = "Lost a step" if report.job.whole == "step" else "Lost"
     lists = [
         _list("Worker", "Costs alone", workers),
-        _list("Stage or DP rank", lost, _lost(report, places)),
-        _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
+        _list("Stage or DP rank", lost, _loss_rows(report, places)),
+        _list("Op kind", lost, _loss_rows(report, [("by_kind", "kind", "kind")])),
     ]
     tables = [html.Div(table, className="third") for table in lists if table is not None]
     explanation = note("Against the average op of the job, each by itself and without launch delays.")
     return [html.Div(tables, className="row"), explanation] if tables else []
 
 
-def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+def _loss_rows(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
     """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
     selection for it.
     """
@@ -199,7 +199,7 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
             body = [_progress(phase)]
         case WhatifAnswer() as answer:
             assert seen.query is not None
-            return panel("Answer", *_answered(report, seen.query, answer), extra=_keep_button(seen))
+            return panel("Answer", *_answer_parts(report, seen.query, answer), extra=_keep_button(seen))
     return panel("Answer", *body)
 
 
@@ -239,7 +239,7 @@ def sentence(query: WhatifQuery, answer: WhatifAnswer, whole: str = "a step") ->
     return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
 
 
-def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[Any]:
+def _answer_parts(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[Any]:
     trust, whole = report.trust, report.job.whole
     figures: list[tuple[str, Any]] = [
         (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
@@ -253,11 +253,11 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
         ]
     of_all = f" of {report.job.ops:,}" if report.job.ops else ""
     figures.append((f"{answer.ops:,}", f"ops selected{of_all}"))
-    content = [
+    parts = [
         html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")
     ]
     if not trust.trustworthy:
-        content.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
+        parts.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
     cards = [
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
@@ -268,7 +268,7 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
     if query.action is QueryAction.KEEP:
         means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
     footing = note([*error, *means])
-    return [*content, html.Div(cards, className="figures"), footing]
+    return [*parts, html.Div(cards, className="figures"), footing]
 
 
 def kept_panel(report: Report, seen: Seen) -> Component | None:

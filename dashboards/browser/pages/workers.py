@@ -89,7 +89,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     history = html.Div(_detail(stored.name, workers, view), id="workers-detail")
     draining = html.Div(hosts(workers, view.host, report), id="workers-hosts")
     return [
-        html.Div(_said(view), id="workers-said", role="status"),
+        html.Div(_messages(view), id="workers-said", role="status"),
         panel("Who and since when", *pattern, *_missing(report)),
         html.Div(
             [
@@ -134,7 +134,7 @@ def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
     return fig.update_layout(meta={"box": True})
 
 
-def _said(view: WorkerView) -> list[Component]:
+def _messages(view: WorkerView) -> list[Component]:
     return [note(text) for text in view.said]
 
 
@@ -301,9 +301,9 @@ def change(
     assert report is not None, "else there were no map"
     before = read_view(workers, view_data)
     clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
-    view = _followed(workers, replace(before, said=()), position, clicked, typed)
+    view = _updated_view(workers, replace(before, said=()), position, clicked, typed)
     if view.said:
-        return _said(view)
+        return _messages(view)
     if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
         set_props("workers-step", {"value": view.position + 1})
     set_props("workers-map", {"figure": drawing(draw(workers, view))})
@@ -317,7 +317,7 @@ def change(
     return []
 
 
-def _followed(
+def _updated_view(
     workers: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
     match ctx.triggered_id:

@@ -94,9 +94,7 @@ def _mark(content: Any, where: str, words: str, **more: Any) -> Component:
 def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
     """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
-    steps = [
-        max(by_step[first : first + block], key=lambda row: row.recorded_s) for first in range(0, len(by_step), block)
-    ]
+    steps = [max(by_step[i : i + block], key=lambda row: row.recorded_s) for i in range(0, len(by_step), block)]
     slowest = max(steps, key=lambda row: row.recorded_s)
     top = slowest.recorded_s
     theme = viewer().theme

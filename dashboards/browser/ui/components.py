@@ -198,10 +198,7 @@ def html_table(
         styles = ["number" if column in numbers else "" for column in range(len(cells))]
         styled = zip(cells, styles, strict=True)
         return html.Tr(
-            [
-                cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=style_of_cell)
-                for cell, style_of_cell in styled
-            ],
+            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=css) for cell, css in styled],
             className="chosen" if place in chosen else "",
         )
 
@@ -224,7 +221,7 @@ def row_table(
     """
     heads = [head[:1].upper() + head[1:] if isinstance(head, str) else head for head in heads]
     whole_table = html_table(heads, rows, numbers, style=style, chosen=chosen)
-    names = [_words(head).removesuffix(" \u2193") for head in heads]
+    names = [_text_of(head).removesuffix(" \u2193") for head in heads]
     for row in (*whole_table.children[0].children, *whole_table.children[1].children):
         for name, cell in zip(names, row.children, strict=False):  # a cell may span several columns
             setattr(cell, "data-head", name)
@@ -237,12 +234,12 @@ def sorting_head(name: str, path: str, *, sorts: bool) -> Component:
     return dcc.Link(f"{name} \u2193" if sorts else name, href=path)
 
 
-def _words(content: Any) -> str:
+def _text_of(content: Any) -> str:
     """The text of a component and of those in it."""
     if isinstance(content, Component):
-        return _words(getattr(content, "children", None))
+        return _text_of(getattr(content, "children", None))
     if isinstance(content, list | tuple):
-        return "".join(map(_words, content))
+        return "".join(map(_text_of, content))
     return "" if content is None else str(content)
 
 
@@ -336,20 +333,20 @@ class _Drawn(Component):
         super().__init__(**values)
 
 
-def _drawn(namespace: str, name: str, *properties: str) -> type[_Drawn]:
+def _component_class(namespace: str, name: str, *properties: str) -> type[_Drawn]:
     definition = {"_namespace": namespace, "_type": name, "_properties": properties}
     return type(name, (_Drawn,), {"__module__": __name__, **definition})
 
 
 #: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.
-Chart = _drawn("tracekit_chart", "Chart", "id", "figure", "clickData")
+Chart = _component_class("tracekit_chart", "Chart", "id", "figure", "clickData")
 #: A select, and radio buttons or, if `value` is a list, checkboxes (assets/components.js). `options`: value and label.
-Menu = _drawn("tracekit_components", "Menu", "id", "options", "value")
-Choice = _drawn("tracekit_components", "Choice", "id", "options", "value")
+Menu = _component_class("tracekit_components", "Menu", "id", "options", "value")
+Choice = _component_class("tracekit_components", "Choice", "id", "options", "value")
 #: A `details` of HTML (assets/components.js). `children`: its summary, then what a browser draws once it is opened.
-Folded = _drawn("tracekit_components", "Folded", "children", "className", "open")
+Folded = _component_class("tracekit_components", "Folded", "children", "className", "open")
 #: The named views of a table (assets/components.js). `query`: the view that is shown; `name`: that in the address.
-Views = _drawn("tracekit_components", "Views", "id", "query", "name")
+Views = _component_class("tracekit_components", "Views", "id", "query", "name")
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def results() -> Results:
     """
     if "results" not in flask.g:
         flask.g.results = service().results.at_one_state()
-        requested = _asked()
+        requested = _requested()
         job, window = requested.get("job") or None, requested.get("window", "")
         with suppress(SelectionError):  # the page says it
             choose_range(job, requested.get("since", ""), requested.get("until", ""))
@@ -90,7 +90,7 @@ def results() -> Results:
     return chosen
 
 
-def _asked() -> dict[str, str]:
+def _requested() -> dict[str, str]:
     """Job, window and range in the address of the page: from the request or, in a callback, from its header."""
     stated = flask.request.headers.get(WINDOW_HEADER)
     return flask.request.args.to_dict() if stated is None else dict(parse_qsl(stated))

@@ -25,7 +25,7 @@ LEAST_SHARE = 0.01
 LONGEST_LABEL = 46
 
 
-def _sides(theme: Theme) -> dict[str, str]:
+def _side_colours(theme: Theme) -> dict[str, str]:
     return {"before": theme.dimmed, "after": theme.changed}
 
 
@@ -38,7 +38,7 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
         change for change, size in zip(changes, sizes, strict=True) if size >= LEAST_SHARE * max(sizes, default=0.0)
     ]
     fig = figure(theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True)
-    for name, colour in _sides(theme).items():
+    for name, colour in _side_colours(theme).items():
         fig.add_bar(
             y=[change.name for change in changes],
             x=[getattr(change, f"{name}_s") for change in changes],
@@ -55,7 +55,7 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
 def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.Figure:
     """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
     fig = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
-    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
+    for (name, colour), side in zip(_side_colours(theme).items(), (before, after), strict=True):
         positions = side.steps if split else np.arange(len(side.steps))
         fig.add_scatter(
             x=positions,
@@ -81,7 +81,7 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
 def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
     """The share of steps that took at most x, on either side."""
     fig = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
-    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
+    for (name, colour), side in zip(_side_colours(theme).items(), (before, after), strict=True):
         values = np.sort(side.recorded_s)
         fig.add_scatter(
             x=np.concatenate([values[:1], values]),

@@ -56,7 +56,7 @@ def headline(report: Report) -> Headline:
     verdict = report.verdict
     trusted, kind = report.trust.trustworthy, verdict.kind
     badge, sentence = verdict.label.replace("-", " "), _sentence(verdict.sentence)
-    if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
+    if kind is LossKind.CONTRADICTION or not (trusted or _promised_fixes(report)):
         reason = "" if kind is LossKind.CONTRADICTION else _UNTRUSTED
         return Headline("no verdict", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNNAMED):
@@ -122,14 +122,14 @@ def believed(report: Report, words: str) -> str:
 def first_action(report: Report) -> tuple[str, str] | None:
     """The first action and its saving, in the words of the answer; None without advice."""
     answer = report.answer
-    if not answer.action or not (report.trust.trustworthy or _promised(report)):
+    if not answer.action or not (report.trust.trustworthy or _promised_fixes(report)):
         return None
     return answer.action, answer.saves or ""
 
 
 def advised(report: Report) -> set[str]:
     """The kinds of cause with a promised fix."""
-    return {str(fix.cause) for fix in _promised(report)}
+    return {str(fix.cause) for fix in _promised_fixes(report)}
 
 
 def why_no_advice(report: Report) -> str:
@@ -154,13 +154,13 @@ def host_words(report: Report, workers_map: WorkerMap) -> str:
     """Advice on draining a host. A slow worker is no reason to drain the others of its host."""
     if not workers_map.hosts:
         return "The trace does not name its hosts."
-    if not report.trust.trustworthy and not _promised(report):
+    if not report.trust.trustworthy and not _promised_fixes(report):
         return f"No advice: {why_no_advice(report)}."
     advice = node_words(report)
     for cause in named_causes(report):
         workers = cause.where.workers
         if workers or cause.where.host:
-            rest = _host_check(report, cause) if cause.where.host else _on(cause, workers, workers_map)
+            rest = _host_check(report, cause) if cause.where.host else _workers_words(cause, workers, workers_map)
             return f"{advice or 'No host to drain.'} {rest}"
     return advice or "No host to drain: the diagnosis names no host and no worker."
 
@@ -172,7 +172,7 @@ def _host_check(report: Report, cause: Finding) -> str:
     return f"{words} ({sure(cause.confidence)})."
 
 
-def _on(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> str:
+def _workers_words(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """The workers that the diagnosis names, and the other workers of their host."""
     words = f"The diagnosis names {_listed(workers, workers_map)} ({sure(cause.confidence)})"
     cell = workers_map.cell(workers[0]) if len(workers) == 1 else None
@@ -210,7 +210,7 @@ def _cause_words(report: Report, cause: Finding) -> str:
     return f"{cause.title}{place} ({costs}{sure(cause.confidence)})"
 
 
-def _promised(report: Report) -> list[Fix]:
+def _promised_fixes(report: Report) -> list[Fix]:
     """The promised fixes for a named cause, best first.
 
     For an untrustworthy job, those of the leading cause if launch delays are the loss: they are why the replay falls

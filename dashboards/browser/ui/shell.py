@@ -312,7 +312,7 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             raise BadRequest(f"{function.__name__}: more than {MOST_BYTES:,} bytes")
         for name, value in given.items():
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
-            if not all(_fits(each, hints[name]) for each in (value if several else [value])):
+            if not all(_has_type(each, hints[name]) for each in (value if several else [value])):
                 raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
         return _in_prose(function(*values, **keywords))
 
@@ -329,7 +329,7 @@ def _in_prose(answer: _Answer) -> _Answer:
     return answer
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     """True if a value from JSON is of that type; a TypedDict needs at least its keys."""
     try:
         msgspec.convert(value, kind)
@@ -358,14 +358,14 @@ def as_prose(content: Any) -> Any:
                 content.children = as_prose(children)
             return content
         case list() | tuple():
-            return [part for child in content for part in _several(child)]
+            return [part for child in content for part in _as_components(child)]
         case str():
             return _parts(content)
         case _:
             return content
 
 
-def _several(content: Any) -> list[Any]:
+def _as_components(content: Any) -> list[Any]:
     prose = as_prose(content)
     return prose if isinstance(content, str) and isinstance(prose, list) else [prose]
 
@@ -385,10 +385,7 @@ def share(job: str, report: Report) -> Component:
     page = html.A("Download HTML", href=href("/download/report.html", job=job), download="", className="button")
     status = html.Span(role="status", className="note")
     return html.Details(
-        [
-            html.Summary("Share"),
-            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), status]),
-        ],
+        [html.Summary("Share"), html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), status])],
         className="share",
     )
 
@@ -435,9 +432,7 @@ def in_range(fig: go.Figure, job: str) -> go.Figure:
     """A figure over the steps of a job (`step_axis`), zoomed to the chosen range."""
     if (chosen := chosen_range(job)) is not None:
         starts = results().step_starts(job)
-        steps = [
-            step for step, start_s in starts.items() if start_s is not None and chosen.since <= start_s <= chosen.until
-        ]
+        steps = [step for step, start in starts.items() if start is not None and chosen.since <= start <= chosen.until]
         if steps:
             fig.update_layout(meta=fig.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
     return fig

@@ -245,7 +245,7 @@ class Tokens:
 
     def __init__(self, path: Path | None = None) -> None:
         self.token = secrets.token_urlsafe(16) if path is None else None
-        self._path, self._lock, self._state = path, threading.Lock(), _state(path)
+        self._path, self._lock, self._file_state = path, threading.Lock(), _file_state(path)
         tokens = {LINK_HOLDER: self.token} if self.token else read_tokens(path or Path())
         self._digests = _digests(tokens)
         # The same after a restart. Who knows it still lacks the digests of other people's tokens for their sessions.
@@ -274,14 +274,14 @@ class Tokens:
         flask.g.user = self._user_of_session() or self._user_of(_bearer(request))
         flask.g.can_log_out = "user" in session
         if flask.g.user is None:
-            return _ask(request, _NEEDED if linked is None else _WRONG)
+            return _ask_to_log_in(request, _NEEDED if linked is None else _WRONG)
         return None if linked is None else flask.redirect(_below_prefix(_without_token(request)), 303)
 
     def _login(self) -> Response:
         user = self._user_of(flask.request.form.get("token", ""))
         wanted = flask.request.form.get("next", "")
         if user is None:
-            return _page(_WRONG, wanted)
+            return _login_page(_WRONG, wanted)
         self._begin(user)
         return flask.redirect(_below_prefix(wanted), 303)
 
@@ -306,14 +306,14 @@ class Tokens:
         if self._path is None:
             return
         with self._lock:
-            if (state := _state(self._path)) == self._state:
+            if (state := _file_state(self._path)) == self._file_state:
                 return
             try:
                 self._digests = _digests(read_tokens(self._path))
             except SelectionError as error:
                 self._digests = {}
                 flask.current_app.logger.warning("nobody is admitted: %s", error)
-            self._state = state
+            self._file_state = state
 
 
 def read_tokens(path: Path) -> dict[str, str]:
@@ -363,7 +363,7 @@ def _digests(tokens: Mapping[str, str]) -> dict[str, bytes]:
     return {name: hashlib.sha256(token.encode()).digest() for name, token in tokens.items()}
 
 
-def _state(path: Path | None) -> tuple[int, ...] | None:
+def _file_state(path: Path | None) -> tuple[int, ...] | None:
     """Return an identity of the file's current state; None if it is gone."""
     try:
         status = None if path is None else path.stat()
@@ -381,16 +381,16 @@ def _bearer(request: flask.Request) -> str:
     return given.token or "" if given is not None and given.type == "bearer" else ""
 
 
-def _ask(request: flask.Request, reason: str) -> flask.Response:
+def _ask_to_log_in(request: flask.Request, reason: str) -> flask.Response:
     """Return 401: a page for browsers, a line for programs."""
     if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-        return _page(reason, _without_token(request))
+        return _login_page(reason, _without_token(request))
     answer = refused(401, "a token, please: Authorization: Bearer TOKEN")
     answer.headers["WWW-Authenticate"] = 'Bearer realm="tracekit"'
     return answer
 
 
-def _page(reason: str, wanted: str) -> flask.Response:
+def _login_page(reason: str, wanted: str) -> flask.Response:
     login = flask.g.prefix + LOGIN[1:]
     return flask.Response(
         _PAGE.format(login=escape(login), reason=reason, wanted=escape(wanted)), 401, mimetype="text/html"

@@ -153,12 +153,12 @@ def harden(app: Dash, access: Access) -> None:
     server.wsgi_app = WithoutPrefix(server.wsgi_app, access.prefix)
     server.before_request(lambda: _refusal(access))
     server.after_request(lambda response: _restrict(app, access, response))
-    server.register_error_handler(Exception, _failed)
-    server.register_error_handler(TracekitError, _refused)
+    server.register_error_handler(Exception, _failure_response)
+    server.register_error_handler(TracekitError, _error_response)
     server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", lambda: _metrics(access.url))
-    server.add_url_rule("/state", "state", _state)
+    server.add_url_rule("/state", "state", _store_state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
     server.add_url_rule("/download/<name>.csv", "download", download)
@@ -216,7 +216,7 @@ def _readyz() -> flask.Response:
     return flask.Response(f"ok, {count} jobs\n", mimetype="text/plain")
 
 
-def _state() -> flask.Response:
+def _store_state() -> flask.Response:
     """Return the state of the store, which pages poll to notice new data."""
     return flask.Response(results().state(), mimetype="text/plain")
 
@@ -242,14 +242,14 @@ def _states(store: Path) -> Callable[[], JobStates]:
     return remembered(Store(store))
 
 
-def _refused(error: TracekitError) -> flask.Response:
+def _error_response(error: TracekitError) -> flask.Response:
     """Return a one-line error: 404 if the store lacks the data, 503 if it cannot be read, 400 for a wrong request."""
     if isinstance(error, NotStoredError):
         return refused(404, str(error))
     return refused(503 if isinstance(error, StoreError) else 400, str(error))
 
 
-def _failed(error: Exception) -> flask.Response | HTTPException:
+def _failure_response(error: Exception) -> flask.Response | HTTPException:
     """Answer a request that Dash cannot handle, and so no page sent, with one line to the client and one in the log.
 
     Errors of the pages themselves are shown on them (components.guarded, callbacks.say_failure).
@@ -309,7 +309,7 @@ def workbook(name: str) -> flask.Response:
     if name == REPORT:
         stored = results().stored(_job())
         stem = file_stem(stored.name)
-        sheets = {kind: _flat(stored.table(kind)) for kind in TABLES if stored.has_rows(kind)}
+        sheets = {kind: _without_lists(stored.table(kind)) for kind in TABLES if stored.has_rows(kind)}
     else:
         stem, sheets = name, {name: _table(name)}
     longest = max((table.height for table in sheets.values()), default=0)
@@ -356,10 +356,10 @@ def _table(name: str) -> pl.DataFrame:
     if name not in (*TABLES, _PER_STEP):
         raise NotStoredError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
     stored = results().stored(_job())
-    return _per_step(stored) if name == _PER_STEP else _flat(stored.table(name))
+    return _per_step(stored) if name == _PER_STEP else _without_lists(stored.table(name))
 
 
-def _flat(table: pl.DataFrame) -> pl.DataFrame:
+def _without_lists(table: pl.DataFrame) -> pl.DataFrame:
     return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
 
 
@@ -379,10 +379,10 @@ def _per_step(stored: Stored) -> pl.DataFrame:
 def search() -> flask.Response:
     """Links to what the query names. Raises StoreError."""
     query = " ".join(flask.request.args.get("q", "").split())[:LONGEST_QUERY]
-    return flask.jsonify(list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND)))
+    return flask.jsonify(list(islice(_search_matches(query, flask.request.args.get("job")), MOST_FOUND)))
 
 
-def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
+def _search_matches(query: str, job: str | None) -> Iterator[dict[str, str]]:
     """Yield matches in the open job first, then jobs, the costliest first."""
     if job is not None and query:
         with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find

@@ -277,8 +277,7 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     place_of[workers] = np.arange(len(workers))
     facts = view.facts[place_of[leaders]]
     hosts, groups = (
-        {name: index for index, name in enumerate(dict.fromkeys(values))}
-        for values in (facts["host"], rows_shown.group)
+        {name: i for i, name in enumerate(dict.fromkeys(values))} for values in (facts["host"], rows_shown.group)
     )
     started = view.started_at()
     spans_shown = count(ops, rows_shown.worker, view.lines)
