@@ -114,7 +114,7 @@ class OutputPlace:
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
 
     def _checked_file(self) -> os.stat_result:
-        # Does not follow a link or wait for a pipe that takes the place meanwhile.
+        # Neither follows a link nor waits for a pipe that has replaced the file since.
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:
@@ -220,7 +220,7 @@ def _is_own_file(entry: os.DirEntry[str]) -> bool:
     """Whether this is a regular file of the current user."""
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:  # gone meanwhile
+    except OSError:  # removed since
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 

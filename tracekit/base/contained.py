@@ -272,7 +272,7 @@ class Contained:
             raise
 
     def _open_in(self, folder: int, part: str, flags: int, name: str) -> int:
-        """A descriptor of a folder that is right in another."""
+        """A descriptor of a folder directly inside another."""
         if part in ("", ".", ".."):
             raise UnsafeFileError(f"{self.root / name}: not a name in {self.root}")
         try:
@@ -283,7 +283,7 @@ class Contained:
             raise self._refusal(name, folder, _A_FOLDER) from None
 
     def _statuses(self, name: str) -> dict[str, os.stat_result]:
-        """What is right in a folder, by name."""
+        """The status of each entry of a folder, by name."""
         statuses: dict[str, os.stat_result] = {}
         with suppress(FileNotFoundError), self._descriptor_of(name, _LISTED) as folder, os.scandir(folder) as entries:
             for entry in entries:

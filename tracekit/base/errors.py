@@ -124,7 +124,7 @@ class ExitCode(IntEnum):
     of the training command instead. An error of tracekit itself ends as Python ends: with a traceback and 1.
     """
 
-    DONE = 0  #: the command did what it was asked
+    DONE = 0  #: the command succeeded
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
     #: `gate` found a regression, `hang` a hang, a `--fail-on` condition holds, `store check` found damage, `doctor` a
     #: reason why collecting fails

@@ -1,8 +1,7 @@
 """What other installed distributions add to tracekit, through entry points (docs/extending.md).
 
-In: a group of entry points. Out: its plug-ins, and a sentence for each one that is left out. Nothing is looked for
-before something needs it: the first look reads the entry points of every installed distribution, which takes about a
-millisecond.
+In: a group of entry points. Out: its plug-ins, and a sentence for each one that is left out. Searches only when needed:
+the first search reads the entry points of every installed distribution, which takes about a millisecond.
 """
 
 from __future__ import annotations

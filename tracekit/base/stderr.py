@@ -117,8 +117,8 @@ _shown: list[_Progress] = []
 
 
 def advance(stage: str, done: int, total: int, units: str) -> None:
-    """Show that a stage has done so many of its `units`, such as "files", with its rate and what remains. Nothing
-    where no command shows progress; cheap enough to call in a loop.
+    """Show that `done` of the `total` units of a stage, such as "files", are done, with the rate and the time that
+    remains. Does nothing unless a command shows progress; cheap enough to call in a loop.
     """
     if _shown:
         _shown[-1].count(stage, done, total, units)

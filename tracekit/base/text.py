@@ -14,9 +14,9 @@ from collections.abc import Iterable
 LONGEST_NAME = 80
 #: Messages cut values from outside to this many characters.
 LONGEST_QUOTE = 200
-#: A mistyped name is compared with so many.
+#: Most names with which a mistyped name is compared.
 MOST_COMPARED = 1000
-#: What stands for a name of spaces only.
+#: Shown instead of a name of spaces only.
 NO_NAME = "(no name)"
 #: Nothing is more certain than this.
 MOST_CONFIDENT = 0.99
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def short(text: str, most: int = LONGEST_NAME) -> str:
-    """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
+    """A name for display: `printable`, cut to `most` characters; a text for a blank one."""
     line = printable(text) if text.strip() else NO_NAME
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
@@ -68,7 +68,7 @@ def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or its beginning and end with dots in between: at most so many characters."""
+    """`text`, or its beginning and end with dots in between: at most `most` characters."""
     end = (most - 3) // 3
     return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
 
@@ -162,12 +162,12 @@ def cost_alone(slowdown: float | None) -> str:
 
 
 def sure(confidence: float) -> str:
-    """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
+    """The confidence that a cause is real and at its place; says nothing about its cost."""
     return f"{percent_sure(confidence)} sure"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many things: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
+    """A count with its noun: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
     plural = f"{noun[:-1]}ies" if noun.endswith(("cy", "ry")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
@@ -192,7 +192,7 @@ def three_digits(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """How many times as long something takes, with no more digits than matter: 1.7, 6.2, 28."""
+    """A ratio of durations, without digits that do not matter: 1.7, 6.2, 28."""
     return f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:,.0f}"
 
 

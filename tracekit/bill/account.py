@@ -1,4 +1,4 @@
-"""What a store shows of the time of its jobs: their bills, what each window lost to whom, and the verdict of a run.
+"""How the jobs of a store spent their time: bills, the losses of each window by cause, and the verdict of a run.
 
 In: a store. Out: an account of each job, its `RunVerdict`, the culprits, and the bill of all. A window has its mean
 step and what that went to; of the time between two windows, only whether the job began another attempt is known. A
@@ -162,8 +162,8 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
 def _costs_of_rows(
     store: Store, rows: Sequence[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]
 ) -> list[ClaimedCosts | str]:
-    """What the mean step of each window went to, or why that is unknown: as the catalogue has it or, where an older
-    version has written the window, as its report shows it.
+    """The costs of the mean step of each window, or why they are unknown: from the catalogue or, for windows that an
+    older version wrote, from their reports.
     """
     missing = [key for row in rows if (key := (row["job"], row["number"])) not in costs]
     reports = store.reports(missing) if missing else {}
@@ -305,7 +305,7 @@ class Account(Struct, frozen=True):
     whole: Account | None = None
 
     def judged_between(self, first: int, last: int) -> int:
-        """How many of the windows with these numbers have losses that are known."""
+        """The number of these windows whose losses are known."""
         return bisect_right(self.judged, last) - bisect_left(self.judged, first)
 
     def between(self, since: float, until: float) -> Account:
@@ -358,7 +358,7 @@ def _place(billed: BilledLoss) -> tuple[Any, ...]:
 
 
 def _ending(row: Any) -> str | None:
-    """How a job that was watched has ended; None while it runs, and if nobody watched it."""
+    """How a watched job ended; None while it runs, and if it was not watched."""
     if row["watched_until_s"] is None:
         return None
     return row["ending"] or "ended"

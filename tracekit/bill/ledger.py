@@ -1,6 +1,6 @@
-"""A bill: rows that say what the wall clock of jobs went to, and their totals by part, cause, week, team or job.
+"""A bill: rows that divide the wall clock of jobs, and their totals by part, cause, week, team or job.
 
-In: stretches of the wall clock of a job, each with what it went to. Out: a `Bill`, whose rows add up to the wall clock.
+In: stretches of the wall clock of a job, each with its claims. Out: a `Bill`, whose rows add up to the wall clock.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class Bill(Struct, frozen=True):
         return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
 
     def output(self, gpu_hour: float | None = None) -> BillOutput:
-        """What JSON says. `gpu_hour`: the price of a GPU-hour."""
+        """The bill as JSON data. `gpu_hour`: the price of a GPU-hour."""
         jobs = [{"job": job, "wall_s": wall_s} for job, wall_s in self.wall_s.items()]
         return BillOutput(BILL_VERSION, gpu_hour, jobs, self.gpu_hours, self.rows.to_dicts(), self.notes)
 
 
 class BillOutput(Struct, frozen=True):
-    """What `tracekit bill --json` prints."""
+    """The output of `tracekit bill --json`."""
 
     bill_version: int
     gpu_hour: float | None

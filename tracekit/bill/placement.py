@@ -102,7 +102,7 @@ def _longest_chain(rows: Sequence[Row], timed: Sequence[int]) -> Iterator[int]:
 
 
 def _clocked_s(row: Row) -> float:
-    """How long a window lasted by its clock, seconds: its last step counts as long as the mean one."""
+    """The duration of a window by its clock, seconds: its last step counts as a mean one."""
     length_s: float = row["ended_at"] - row["started_at"] + (row["recorded_s"] or 0.0)
     return length_s
 

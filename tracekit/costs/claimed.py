@@ -71,7 +71,7 @@ class ClaimedCosts(Struct, frozen=True):
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What a step goes to beyond planned work, in order."""
+        """The claims of a step beyond planned work, in order."""
         return (*((*target, seconds) for target, seconds in self.lost.items()), *self.rest)
 
 
@@ -86,7 +86,7 @@ def stored_costs(text: str) -> ClaimedCosts | None:
 
 
 class BillPart(StrEnum):
-    """What an hour went to, in the order of the bill."""
+    """The parts of a bill, in its order."""
 
     USEFUL = "useful"
     STRAGGLERS = "stragglers"

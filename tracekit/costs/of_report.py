@@ -1,4 +1,4 @@
-"""What the mean step of a report goes to, as parts of a bill.
+"""Divides the mean step of a report into parts of a bill.
 
 In: a report. Out: seconds of the mean step: each loss of the verdict with its cause and place, and planned work of the
 critical path beyond these. A store keeps them of each window, so that neither a bill nor the verdict of a run reads
@@ -136,7 +136,7 @@ def _uneven_work_s(
 def _reduced(
     seconds: float, rest: PlacedLoss, on_causes: Sequence[PlacedLoss], on_ranks: Sequence[bool]
 ) -> tuple[PlacedLoss, list[PlacedLoss]]:
-    """The losses without so many seconds, as far as they go: of the rest first, then of those on ranks."""
+    """The losses reduced by `seconds`, to 0 at least: first the rest, then those on ranks."""
     taken_s = min(rest.seconds, seconds)
     rest, seconds, losses = replace(rest, seconds=rest.seconds - taken_s), seconds - taken_s, list[PlacedLoss]()
     for loss, on_rank in zip(on_causes, on_ranks, strict=True):
@@ -166,7 +166,7 @@ def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLos
 
 
 def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
-    """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
+    """The costs of causes whose kind of loss the verdict does not count: in a recording, it counts only the largest."""
     others = dict[tuple[BillPart, str], float]()
     for cause in report.findings:
         kind = _loss_of(cause)
@@ -239,7 +239,7 @@ def _slow_steps(lost_s: Floats) -> Bools:
 
 
 def _starts(steps: Ints, step_starts: Mapping[int, float]) -> Floats | None:
-    """When each step began, as far as that is known; None if it is of none."""
+    """When each step began, as far as known; None if unknown for all."""
     if not step_starts:
         return None
     timed = sorted(step_starts)
@@ -283,7 +283,7 @@ def _computed(report: Report, losses: dict[LossKind, float], others: tuple[Claim
 
 
 def _recording_s(report: Report, gpus: list[GpuInReport]) -> float:
-    """What recording cost of the whole recording, at least: that of the rank that it cost least."""
+    """A lower bound of the recording's own cost: that of the rank with the lowest."""
     steps = [gpu.unprofiled for gpu in gpus if gpu.unprofiled is not None and gpu.unprofiled.profiled_step_s > 0]
     shares = [step.overhead_s / step.profiled_step_s for step in steps]
     return max(min(shares, default=0.0), 0.0) * report.step_time_s.recorded
@@ -295,7 +295,7 @@ def _computed_s(gpu: GpuInReport) -> float:
 
 
 def _generated(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """What engines decode, as trajectories show; a log says how long phases last, not what GPUs do in them."""
+    """The decoding time of engines, from trajectories: a log has the duration of phases, not what GPUs do in them."""
     decoded_s = 0.0
     if report.job.basis == "trajectories":
         inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)

@@ -40,7 +40,7 @@ from tracekit.trace.units import FEWEST_STEPS
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Analysis, ReportOptions
 
-#: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
+#: Most ops of a batch, unless a single step has more, and of the steps from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
 #: Upper bound for the memory of the analysis of a batch, bytes for each op.
 BYTES_PER_OP = 160
@@ -82,7 +82,7 @@ class JobFile(Struct, frozen=True):
 
 
 class _Seen(Struct, frozen=True):
-    """What a batch has: the `ranks` of its workers, how many worker-steps, and `cut_steps`."""
+    """Facts about a batch: the `ranks` of its workers, the number of worker-steps, and `cut_steps`."""
 
     ranks: Mapping[Worker, int]
     worker_steps: int
@@ -98,7 +98,7 @@ class _Result(Struct, frozen=True):
 
 
 def analyse_batch(batch: Batch) -> TaskOutcome:
-    """Analyse a batch as far as the answers in its folder allow, and leave the result there."""
+    """Analyse a batch as far as the answers in its folder allow, and store the result there."""
     folder = Path(batch.folder)
     job, batches = _load(folder / "job")
     result = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
@@ -225,7 +225,7 @@ class _Whole:
         return TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}")
 
     def _leave_out_cut(self, error: TracekitError) -> None:
-        """Leave out steps whose recording was cut. Raises `error` if that is not why there is one."""
+        """Leave out steps whose recording was cut. Raises `error` if it has another reason."""
         if isinstance(error, LayoutError):  # a stage or a rank may be missing from these steps only
             raise SelectionError(f"{error}. If other steps have it: --engine local")
         cut = tuple(step for seen in self.seen for step in seen.cut)
@@ -299,7 +299,7 @@ class _Whole:
 
 
 def _batches(steps: Mapping[int, int], most: int) -> Iterator[list[int]]:
-    """Runs of neighbouring steps that have at most so many ops, or a single step. `steps`: the ops of each."""
+    """Runs of neighbouring steps with at most `most` ops, or a single step. `steps`: the ops of each."""
     batch, size = list[int](), 0
     for step, ops in steps.items():
         if batch and size + ops > most:
@@ -311,7 +311,7 @@ def _batches(steps: Mapping[int, int], most: int) -> Iterator[list[int]]:
 
 
 def _spread(steps: Mapping[int, int], most: int) -> list[int]:
-    """Evenly spread steps that have about so many ops, at least one of them. `steps`: the ops of each."""
+    """Evenly spread steps with about `most` ops together, at least one step. `steps`: the ops of each."""
     numbers = list(steps)
     count = min(len(numbers), max(1, most * len(numbers) // sum(steps.values())))
     return [numbers[position] for position in np.linspace(0, len(numbers) - 1, count).round().astype(int).tolist()]

@@ -65,7 +65,7 @@ class Study:
         self.contained = Contained(path)
 
     def _parts(self, table: str, parts: str = PARTS) -> list[Path]:
-        """The files of these parts of a table that are there."""
+        """The existing files of these parts of a table."""
         names = [_name(table, part) for part in parts]
         return [self.path / name for name in names if self.contained.status(name) is not None]
 
@@ -100,7 +100,7 @@ class Study:
         return tuple((name, file.st_size, file.st_mtime_ns) for name, file in status.items() if file is not None)
 
     def table(self, name: str) -> pl.LazyFrame:
-        """A table, lazily; without rows if nothing is there yet."""
+        """A table, lazily; without rows before the first run."""
         files = self._parts(name)
         if not files:
             return pl.LazyFrame(schema=TABLES[name])

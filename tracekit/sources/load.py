@@ -1,4 +1,4 @@
-"""What is a path, and open it: which source it is, which jobs a folder holds, what to say of anything else.
+"""Identify paths and open them: the source of a path, the jobs in a folder, and errors for anything else.
 
 In: paths, what a command wants of them, and what the user states about them. Out: the entry of the registry or of a
 plug-in, the paths of jobs, a `Job` that is loaded and ready for questions, or an error that names what the path is
@@ -184,12 +184,12 @@ def read_trace(
 
 
 def source_of(look: Look) -> Source | None:
-    """The source that a path is, if tracekit shows it by itself; None for folders of jobs, and for anything else."""
+    """The source of a path that tracekit can show; None for folders of jobs, and for anything else."""
     return next((entry for entry in _entries(look) if entry.content is not Content.OTHER and entry.sniff(look)), None)
 
 
 def with_content(wanted: Content, look: Look) -> Source | None:
-    """The first source that a path is, of those that hold what is wanted."""
+    """The first source with the wanted content that recognises a path."""
     return next((entry for entry in _entries(look, wanted) if entry.content is wanted and entry.sniff(look)), None)
 
 
@@ -356,7 +356,7 @@ class _Importer:
         self._plug_in, self._failed = plug_in, False
 
     def sniff(self, look: Look) -> bool:
-        """Whether it recognises the path; once it has failed, it is not asked again. A pipe would block it."""
+        """Whether it recognises the path; not called again once it has failed. A pipe would block it."""
         if self._failed or not (look.is_file or look.is_folder):
             return False
         try:

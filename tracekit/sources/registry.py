@@ -41,14 +41,14 @@ _COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
 def other_recording(look: Look) -> str | None:
-    """What a recording of another tool is, and what to do; None for anything else."""
+    """The description of another tool's recording, and what to do; None for anything else."""
     from tracekit.collectors.importers.kineto.json_events import other_recording as recognised
 
     return recognised(look)
 
 
 def other_log(look: Look) -> str | None:
-    """What the log of a trainer or of NCCL is, and what to do; None for anything else."""
+    """The description of a log of a trainer or of NCCL, and what to do; None for anything else."""
     return sniff.other_log(look.head, look.path) or sniff.other_log(look.tail, look.path)
 
 
@@ -76,7 +76,7 @@ def is_table(path: Path) -> bool:
 
 
 def a_table(path: Path, wanted: Content = Content.TRACE) -> str:
-    """What to say of a table of a report."""
+    """The error about a table of a report."""
     title = "a table that tracekit wrote with --parquet"
     return written(title, "read it with polars or pandas")(Look(path), wanted)
 
@@ -98,7 +98,7 @@ def _layout(look: Look, wanted: Content) -> str:
 
 
 def to_have(wanted: Content) -> str:
-    """How to come by what a command wants."""
+    """How to get the content that a command wants."""
     match wanted:
         case Content.DUMPS:
             return "name the folder with the flight-recorder dumps of all ranks"
@@ -387,7 +387,7 @@ PROFILES = _profiles(
     "",
     "kineto.md",
 )
-#: Kinds of paths that plug-ins are not asked about.
+#: Kinds of paths that plug-ins do not see.
 FIRST: tuple[Source, ...] = (
     Source(
         "study",
