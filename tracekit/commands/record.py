@@ -347,7 +347,7 @@ def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
 
 
 class DoctorOutput(Struct, frozen=True):
-    """What `tracekit doctor --json` prints."""
+    """The output of `tracekit doctor --json`."""
 
     works: bool
     checks: list[Check]

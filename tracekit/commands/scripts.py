@@ -46,7 +46,7 @@ _GROUPS = ("part", "cause", "week", "team", "job")
 
 
 class CulpritsOutput(Struct, frozen=True):
-    """What `tracekit culprits --format json` prints."""
+    """The output of `tracekit culprits --format json`."""
 
     job: str
     trustworthy: bool

@@ -131,7 +131,7 @@ def watch_command(
 
 
 def _is_post_training(source: Path) -> bool:
-    """Whether this is a recording of post-training, or a file to which somebody writes, so that it may become one."""
+    """Whether this is a recording of post-training, or a file that is being written, so that it may become one."""
     from tracekit.collectors.importers.rl_logs import looks_like_rl
     from tracekit.live.run import QUIET_S
 
@@ -139,7 +139,7 @@ def _is_post_training(source: Path) -> bool:
 
 
 def _logs_in(source: Path) -> list[str]:
-    """The logs of frameworks in a folder that holds no records: each is a run of its own."""
+    """The framework logs in a folder without records: each is a separate run."""
     from tracekit.collectors.importers.rl_logs import looks_like_rl
 
     look = Look(source)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tracekit.report.questions import Experts
     from tracekit.report.report import Report
 
-#: The FILE that stands for stdout.
+#: The FILE that means stdout.
 STDOUT = Path("-")
 #: Memory of an analysis in one piece for each byte of a Parquet file, at most.
 _BYTES_PER_BYTE = 40
@@ -283,7 +283,7 @@ def whatif_command(
 
 
 def _witness(source: str, *, redact: bool) -> MetricSource:
-    """The source of metrics. Raises FormatError for what is none, SelectionError with --redact."""
+    """The source of metrics. Raises FormatError for anything else, SelectionError with --redact."""
     from tracekit.collectors.importers.metrics import open_metrics
 
     if redact:
@@ -334,7 +334,7 @@ def _in_batches(
     ignored: Sequence[int],
     show_stage: Callable[[str], None],
 ) -> Analysis:
-    """A job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
+    """The analysis of a pipeline in batches of steps. Raises SelectionError for other jobs."""
     from tracekit.analysis.replay import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches
     from tracekit.trace.model import unit_of_time
@@ -441,7 +441,7 @@ def _check_schedules(schedules: tuple[str, ...]) -> None:
 def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
-        return  # most people ask for none, and the page takes long to import
+        return  # rarely needed, and the page takes long to import
     from tracekit.analysis.job.pipeline_report import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.markdown import MARKDOWN_FILE

@@ -27,7 +27,7 @@ from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import Report
 from tracekit.store import Store
 
-#: Samples of each rank, and how many steps they cover, if these take so many seconds.
+#: Samples of each rank, the steps that they cover, and the longest time for them, seconds.
 SAMPLES, STEPS = 200, 4
 SHORTEST_S, LONGEST_S = 1.0, 30.0
 #: How long to wait for answers after that, seconds: a shared disk shows new files late.
@@ -96,7 +96,7 @@ class LineQuestion:
 
     @classmethod
     def ask(cls, attempt: Path, cause: CauseInWords, report: Report, healthy: Collection[int]) -> LineQuestion | None:
-        """Ask the ranks of the attempt in that folder; None if there is nobody to ask. Raises OSError.
+        """Ask the ranks of the attempt in that folder; None if no rank can be asked. Raises OSError.
 
         `healthy`: the recorded ranks that no cause of the window is on.
         """
@@ -110,7 +110,7 @@ class LineQuestion:
         return cls(attempt, request.id, rank, peers, cause.share, time.monotonic() + seconds + PATIENCE_S)
 
     def answers(self) -> dict[int, StackSamples]:
-        """The answers so far, by rank; what is none is left out."""
+        """The answers so far, by rank; skips other files."""
         answers = {}
         for rank in (self.rank, *self.peers):
             try:
@@ -166,7 +166,7 @@ class LineAsker:
             self._log(f"ranks are not asked for lines of code: {error}")
 
     def waits(self, *, at_end: bool = False) -> bool:
-        """Whether answers are still missing. `at_end`: the job has ended, and nobody answers any more."""
+        """Whether answers are still missing. `at_end`: the job has ended, so no more answers come."""
         if self._question is None:
             return False
         self._answers = self._question.answers()

@@ -42,7 +42,7 @@ class LivePostTraining(LiveRun):
         self._begin_attempt(0)
 
     def ended(self) -> bool:
-        """Return whether nothing was written for so long that the run must have ended: nobody announces it."""
+        """Whether nothing was written for so long that the run must have ended, which no process announces."""
         if self._trace is None or self._grown or time.monotonic() - self._heard_s < self._quiet_s:
             return False
         self._log(f"{self.options.directory}: nothing was written for {self._quiet_s:.0f} s: the run has ended")
@@ -80,7 +80,7 @@ class LivePostTraining(LiveRun):
         self._cutter = WindowCutter(WindowSize(steps=1), late_after_s=0.0)  # `_state` has the steps of a window alone
 
     def _add_trace(self, trace: OpTrace) -> None:
-        """Keep what was read, and the steps that have recorded the phase with which a step ends."""
+        """Store what was read, and the steps that have recorded the last phase of a step."""
         self._trace, self._problem, ops = trace, "", trace.ops
         trained = ops.filter(pl.col("rank") == 0, ~pl.col("kind").is_in(("generate", "reward")))
         synced = trained.filter(pl.col("kind") == "sync")

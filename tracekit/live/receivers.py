@@ -158,7 +158,7 @@ class Notifier:
 
 
 def _sender(url: str, scheme: str) -> Callable[[str], str | None]:
-    """What sends a text to a receiver that is no webhook, and says why that failed, None if it did not.
+    """A function that sends a text to a receiver that is not a webhook, and returns why that failed, else None.
 
     Raises SelectionError.
     """

@@ -144,7 +144,9 @@ def repair(store: Store, analyse: Analyse, show_stage: Tell = lambda _: None) ->
 
 
 def _unless_unsafe(read: Callable[[], _Read], otherwise: _Read) -> _Read:
-    """What `read` returns; `otherwise` if something else is in the place of a file or folder: that has its line."""
+    """The result of `read`; `otherwise` if something else is in the place of a file or folder, which is reported
+    elsewhere.
+    """
     try:
         return read()
     except UnsafeFileError:
@@ -175,7 +177,7 @@ def _damaged_hangs(store: Store) -> dict[str, StoreError]:
 def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
     """Move the files that no window names out of the way of new windows."""
     out = f"{LEFT_OUT}/{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
+    with store.writing() as writer:  # now that the catalogue no longer names them, and while no writer adds files
         for name in _unnamed(writer.catalogue, folder):
             moved = f"{out}{name.removeprefix(JOBS)}"
             folder.contained.make_folder(target := moved.rpartition("/")[0], lasting=True)

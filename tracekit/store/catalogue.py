@@ -241,7 +241,7 @@ class Catalogue:
 
     @property
     def live(self) -> LiveTables:
-        """What alerts, metrics and the history of a job need."""
+        """The tables for alerts, metrics and the history of a job."""
         return LiveTables(self.connection)
 
     def ensure_job(self, job_id: int, name: str, source: str) -> None:

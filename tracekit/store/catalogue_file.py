@@ -54,7 +54,7 @@ CLOSED: dict[str, str | bool | int | float | list[str]] = {
 _VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
 #: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
-#: How long to retry opening a file that was replaced meanwhile: some systems of files then have it no more.
+#: How long to retry opening a file that was replaced meanwhile: some file systems then lack it.
 _OPENING_S = 60.0
 #: DuckDB as started, by process: a fork starts its own.
 _STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
@@ -64,7 +64,7 @@ _READ: dict[tuple[int, str], tuple[str, int]] = {}
 _OPEN: dict[str, int] = {}
 #: A path by which DuckDB has a file.
 _PATH_BY_DESCRIPTOR = re.compile(r"/proc/self/fd/[0-9]+(/[^\s\"]*)?")
-#: Files are attached under names that nobody uses again.
+#: Numbers the names under which files are attached, each used once.
 _NUMBERS = itertools.count(1)
 
 
@@ -136,7 +136,7 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
             f"{folder.root / log}: holds changes to the store that another program has not finished; open and close"
             f" {path} with DuckDB, or move this file away if there is no store"
         )
-    _remove_copies(folder)  # killed writers left them: nobody else is writing now
+    _remove_copies(folder)  # left by killed writers: no other process writes now
     try:
         copy = f"{_COPY_PREFIX}{secrets.token_hex(4)}"
         yield CatalogueCopy(folder, copy, state is not None, place, state)
@@ -168,7 +168,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def if_nobody_writes(path: Path) -> Iterator[bool]:
-    """Whether no process writes the catalogue at `path`; if so, writers wait meanwhile. Changes nothing.
+    """Yield whether no process writes the catalogue at `path`; if so, writers wait until this ends. Changes nothing.
 
     The kernel releases the lock of a writer that ends, however it ends.
     """
@@ -288,7 +288,7 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """DuckDB in this process, without threads of its own: a process that has some ends badly in a fork of it."""
+    """DuckDB in this process, without threads: a fork of a process with threads ends badly."""
     import duckdb
 
     started = _STARTED.get(os.getpid())

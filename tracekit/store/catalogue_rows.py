@@ -36,9 +36,9 @@ _MOST = 1e15
 #: Moments that Python can show in every time zone.
 _MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)
 _GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
-#: Tables whose rows are looked at.
+#: Tables whose rows are checked.
 TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
-#: State of the file of a catalogue -> what `_all_impossible` found in it; of so many files at most.
+#: State of the file of a catalogue -> the result of `_all_impossible`, for the last few files.
 _FOUND: dict[tuple[int, ...], Mapping[str, list[Impossible]]] = {}
 _MOST_FOUND = 100
 
@@ -125,7 +125,7 @@ class WrittenWindow:
 
     @property
     def key(self) -> dict[str, int]:
-        """What its rows in the catalogue have in common."""
+        """The key columns of its rows in the catalogue."""
         return {"job_id": self.job_id, "number": self.number}
 
 
@@ -188,7 +188,7 @@ def stored_account(text: str) -> CauseInWords | None:
 
 @cache
 def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
-    """Table -> column -> what holds in every possible row. Sizes are those that `Layout` allows.
+    """Table -> column -> an expression that holds in every possible row. Sizes are those that `Layout` allows.
 
     Made when first asked for: polars starts threads then, which a process that forks must not have.
     """
@@ -278,8 +278,8 @@ def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]
 
 
 def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Mapping[str, list[Impossible]]:
-    """Table -> its impossible rows, where there are some. Looking for them takes most of the time that opening takes: a
-    file is looked at again once it has changed.
+    """Table -> its impossible rows, if any. The search takes most of the time of opening, so a file is checked again
+    only once it has changed.
     """
     # Not above: DuckDB, as started there, has to end before this module does.
     from tracekit.store.catalogue_file import state

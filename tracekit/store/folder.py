@@ -70,7 +70,7 @@ _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
 _Parts = dict[WindowPart, Callable[[BinaryIO], object]]
 #: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
 LOOKED_AT_EVERY_S = 1.0
-#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
+#: How long to retry fetching a catalogue that is being replaced, seconds.
 _FETCHING_S = 60.0
 
 
@@ -91,7 +91,7 @@ class Folder:
 
     @property
     def contained(self) -> Contained:
-        """What reads and changes the files."""
+        """The reader and writer of the files."""
         return Contained(self.path)
 
     @property
@@ -125,7 +125,7 @@ class Folder:
         if self.has_catalogue():
             return
         files = set(self.files_of_jobs()) - self.noted_files()
-        if files and not self.has_catalogue():  # the first writer may have finished meanwhile
+        if files and not self.has_catalogue():  # the first writer may have finished since
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
@@ -191,7 +191,7 @@ class Folder:
 
     def damage(self, window: StoredWindow, part: WindowPart) -> str | None:
         """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError,
-        UnreadableFileError: what is in its place is nobody's to remove.
+        UnreadableFileError: something else is in its place, which must not be removed.
         """
         try:
             path = self._checked(window, part)
@@ -393,7 +393,7 @@ class Folder:
             with self.reading() as catalogue:
                 noted -= self.named_files(catalogue).keys()
         for name in noted:
-            with suppress(UnsafeFileError):  # a link in its place is nobody's work
+            with suppress(UnsafeFileError):  # a link in its place is not the work of a writer
                 self.contained.remove(name)
                 with suppress(OSError):  # other files are there, or none
                     self.contained.remove_folder(name.rpartition("/")[0])

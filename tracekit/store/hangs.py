@@ -53,8 +53,8 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport)
 
 
 def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
-    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
-    Raises UnsafeFileError if their folder is something else.
+    """The reports in the store in `folder`, of one job or of all, newest first; names other files on stderr. Raises
+    UnsafeFileError if their folder is something else.
     """
     reports, names = list[StoredHang](), hang_files(folder)
     for line in Contained(folder).unsafe(HANGS):

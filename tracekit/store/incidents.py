@@ -90,7 +90,7 @@ class Incident:
         return self.seen_window - self.opened_window + 1
 
     def shows_in_window(self, number: int) -> bool:
-        """Whether a window is one of these."""
+        """Whether a window is one of those that showed it."""
         return bool(self.windows) and 0 <= number - (self.opened_window or 0) < self.windows
 
     @property
@@ -109,7 +109,7 @@ class Incident:
 
     @property
     def settled(self) -> bool:
-        """Whether it is over for good: its job has ended, or it has been gone for as long as it lasted."""
+        """Whether it cannot open again: its job has ended, or it has been gone for as long as it lasted."""
         if self.closed_at is None:
             return False
         return self.job_ending is not None or not (self.closed_window and self.windows) or self._is_settled
@@ -162,7 +162,7 @@ def followed(
 def _extended(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
     cause = max(sightings, key=lambda sighting: sighting.cost_s)
-    if not cause.code:  # which was asked for when the incident opened
+    if not cause.code:  # requested when the incident opened
         cause = structs.replace(cause, code=incident.cause.code)
     return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
@@ -254,7 +254,7 @@ def _read_records(store: Path, name: str, kind: type[_Record]) -> Iterator[_Reco
 
 
 def owner_of(changes: Sequence[IncidentChange]) -> str | None:
-    """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
+    """The owner named last, else the last person to acknowledge the incident; None if there is none."""
     names = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
     return names[-1] if names else None
 

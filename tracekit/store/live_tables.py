@@ -295,7 +295,7 @@ class LiveTables:
         return frame(self.connection.sql(_ALL_WINDOWS, params={"name": name}))
 
     def costs(self, name: str | None = None, number: int | None = None) -> dict[tuple[str, int], ClaimedCosts]:
-        """What the mean step of each window goes to, by job and number: of one job, or one window of it, or of all."""
+        """The costs of the mean step of each window, by job and number: of one job, one window of it, or all."""
         rows = self.connection.execute(_COSTS, {"name": name, "number": number}).fetchall()
         return {(job, number): costs for job, number, text in rows if (costs := stored_costs(text)) is not None}
 
@@ -312,8 +312,8 @@ class LiveTables:
         return self._parts_in_range(_SPANS, name, most, since, until)
 
     def losses(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
-        """What the steps of those parts lose to each `kind` of cause, as their bill says: `span`, `kind`, `lost_s` in
-        seconds, summed over the steps. Windows that cannot be trusted lose nothing that is known.
+        """The losses of the steps of those parts by `kind` of cause, as on their bill: `span`, `kind`, `lost_s` in
+        seconds, summed over the steps. Windows that cannot be trusted have no known losses.
         """
         return self._parts_in_range(_LOSSES, name, most, since, until)
 

@@ -1,4 +1,4 @@
-"""A store as tables for SQL that somebody else wrote.
+"""A store as tables for SQL from users.
 
 In: a store, and one SELECT of DuckDB's SQL. Out: its rows. The query runs in a DuckDB of its own, with the tables of
 the catalogue, and can access the Parquet files of the store but nothing else.
@@ -70,7 +70,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
     """The rows of one SELECT over the views `jobs`, `windows`, `findings`, `losses`, `incidents`, `hosts` and `ops`.
 
     `jobs`: the jobs whose windows make up `ops`, by default all: their files are opened. Raises SelectionError for
-    anything but one SELECT, and with what DuckDB says of it; StoreError, NotStoredError.
+    anything but one SELECT, and with DuckDB's message; StoreError, NotStoredError.
     """
     import duckdb
 
@@ -122,7 +122,7 @@ def _interruptible(connection: duckdb.DuckDBPyConnection, run_query: Callable[[]
 
 def _with_plain_columns(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """The query with a name of its own for each column, and text in place of what polars cannot hold."""
-    result = query.project("*")  # DuckDB numbers names that are there twice
+    result = query.project("*")  # DuckDB numbers duplicate names
     texts = [
         f"{name}::VARCHAR AS {name}"
         for column, kind in zip(result.columns, result.types, strict=True)

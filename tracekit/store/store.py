@@ -160,8 +160,8 @@ class Store:
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def handle(self, incident: int, change: IncidentChange) -> None:
-        """Add what somebody does about an incident. Raises NotStoredError if there is no such incident, SelectionError
-        for a text that is too long.
+        """Add a change, such as an acknowledgement, to an incident. Raises NotStoredError if there is no such incident,
+        SelectionError for a text that is too long.
         """
         with self.reading() as catalogue:
             if not any(row.incident_id == incident for row in catalogue.live.incidents()):
@@ -170,7 +170,7 @@ class Store:
             write_change(self.path, incident, change)
 
     def handled(self, incident: int) -> tuple[IncidentChange, ...]:
-        """What people have done about an incident, oldest first; nothing in object storage."""
+        """The changes that people made to an incident, oldest first; none in object storage."""
         return read_changes(self.path, incident)
 
     def note_applied(self, fix: AppliedFix) -> None:
@@ -302,7 +302,7 @@ class Store:
         return self._read_ops(name, window, Folder.trace)
 
     def of_ops(self, name: str, window: int | None, use: Callable[[Path], _Read]) -> _Read:
-        """What `use` makes of the Parquet file of a window's ops, which may be a copy that goes afterwards."""
+        """The result of `use` for the Parquet file of a window's ops, which may be a temporary copy."""
         return self._read_ops(name, window, lambda folder, stored: use(folder.ops(stored)))
 
     def _read_ops(self, name: str, window: int | None, read: Callable[[Folder, StoredWindow], _Read]) -> _Read:
@@ -389,7 +389,7 @@ class Store:
         self._backend()
 
     def _backend(self) -> Folder | Remote:
-        """What reads the store. Raises StoreError if there is none."""
+        """The reader of the store. Raises StoreError if there is no store."""
         path = self.path
         if (remote := self._remote()) is not None:
             if not remote.exists():
@@ -471,12 +471,12 @@ def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
 def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
     """The writer, on a copy of the catalogue that replaces it at the end."""
     if rebuilding:
-        folder.forget_unfinished()  # nobody knows any more which of those files were whole
+        folder.forget_unfinished()  # which of those files were complete is no longer known
     else:
         folder.check_no_jobs()
         folder.clear_unfinished()
     if copy.replaces:
-        with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
+        with connected(folder.catalogue, folder.path, read_only=True):  # no other process has it open for writing
             copy.fill()
     try:
         with connected(copy.path, folder.path, read_only=False) as connection:

@@ -223,7 +223,7 @@ class SequenceLengthImbalance(InjectedCause):
         return Effect(factor=lambda op: factor[op.microbatch] if op.kind in COMPUTE else None)
 
     def factor(self, job: JobShape, rng: np.random.Generator) -> Floats:
-        """What each microbatch costs, [microbatches, lanes]; 1 is the mean."""
+        """The relative cost of each microbatch, [microbatches, lanes]; 1 is the mean."""
         squares = packed_squares(rng, job.lanes * job.microbatches).reshape(job.microbatches, job.lanes)
         factor: Floats = 1 - self.quadratic_share + self.quadratic_share * squares / squares.mean()
         return factor

@@ -257,7 +257,7 @@ class Trace:
 
     @cached_property
     def workers(self) -> StepGrid:
-        """What each worker does in each step."""
+        """The ops of each worker in each step."""
         return self._placed[0]
 
     @cached_property
@@ -356,7 +356,7 @@ class Trace:
 
     @property
     def source_kind(self) -> SourceKind:
-        """What it was read from, and what that cannot show."""
+        """The kind of its source, with the facts that this lacks."""
         match self.metadata.get("format"):
             case "collected":
                 return COLLECT if self.timed_on_gpus or self.metadata.get("gpus") else COLLECT_CPU
@@ -449,7 +449,7 @@ class Trace:
 
 
 def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
-    """The columns of a frame of pandas. Raises TraceError if it is none."""
+    """The columns of a pandas frame. Raises TraceError for anything else."""
     try:
         with extra("pandas", "a frame of pandas"):
             ops = pl.from_pandas(frame)

@@ -293,7 +293,7 @@ def joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _alias(name: str, number: int) -> str:
-    """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
+    """A substitute for the name of a Python function, line, module or annotation, with only what the analysis needs."""
     if not name or name.startswith((LOADER, "torch/")):
         return name
     if PROFILER_LINE.match(name):

@@ -55,7 +55,7 @@ _IN_TURN = (*_WHERE, *_WHICH, *_TIMES, *OPTIONAL, *NULLABLE)
 
 
 class OrderedTrace(Trace):
-    """A trace that makes the table `ops` when somebody asks for it."""
+    """A trace that builds the table `ops` on first use."""
 
     _kept: dict[str, np.ndarray | pl.Series]
 

@@ -33,7 +33,7 @@ TRAINER_IDLE, ROLLOUT_IDLE, TOOLS, TOOL_CALLS = "trainer idle", "rollout idle", 
 
 
 class StepTime(StrEnum):
-    """How a logged step relates to its phases."""
+    """The relation of a logged step to its phases."""
 
     SERIAL = "serial"  # contains them, one after the other
     SUMMED = "summed"  # is their sum: no clock measured the step
@@ -126,7 +126,7 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
 
 
 def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
-    """The run that an op trace of `trace_of` is. Raises FormatError if it is none."""
+    """The run in an op trace of `trace_of`. Raises FormatError for another one."""
     try:
         metadata = trace.metadata[POST_TRAINING]
         if metadata["format"] != Format.TRAJECTORIES:
@@ -163,7 +163,7 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
 
 
 def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
-    """The step and its phases, one after the other, as the log has no times; generation beside the others if it was."""
+    """The step and its phases one after the other, since the log has no start times; generation overlaps if it did."""
     steps = len(log.step_s)
     starts_s, starts = np.zeros(steps), [np.zeros(steps)]
     for phase, took in log.phases.items():

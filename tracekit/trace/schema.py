@@ -358,7 +358,7 @@ def in_order(values: npt.NDArray[Number], place: npt.NDArray[np.int32]) -> npt.N
 
 
 class StepGrid:
-    """What workers do in each step. `steps`, `dp_ranks`, `stages`: all that there are."""
+    """The ops of workers in each step. `steps`, `dp_ranks`, `stages`: all numbers that occur."""
 
     def __init__(
         self, steps: npt.NDArray[np.int32], dp_ranks: npt.NDArray[np.int32], stages: npt.NDArray[np.int32]
@@ -366,7 +366,7 @@ class StepGrid:
         self.numbers = {"step": steps, "dp_rank": dp_ranks, "pp_rank": stages}
 
     def fit(self, ops: int) -> bool:
-        """Whether a table of them takes no more memory than so many ops may."""
+        """Whether a table of all cells fits into the memory that is allowed for this number of ops."""
         cells, largest = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
         return cells <= min(4 * ops + 1_000_000, largest) and ops <= largest
 
