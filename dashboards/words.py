@@ -63,7 +63,7 @@ def worker_label(worker: OfWorker) -> str:
 def answer_rows(
     report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES, all_causes: str = "see Causes"
 ) -> Iterator[tuple[str, str]]:
-    """What it costs, who, why, what to do first, what that saves, and whether to believe it. Leaves out what the
+    """The rows of the answer: cost, who, why, what to do first, what that saves, and trust. Leaves out what the
     headline already says.
 
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
@@ -106,7 +106,7 @@ def trust_row(trust: str, *, trustworthy: bool) -> tuple[str, str]:
 
 
 def tables(report: Report) -> Iterator[Section]:
-    """Causes, fixes, and what a reader asked for."""
+    """The tables of causes, fixes, and requested sections."""
     if report.findings:
         yield cause_table(report)
     yield fix_table(report)
@@ -144,7 +144,7 @@ def fix_table(report: Report) -> Table:
 
 
 def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
-    """What to do, how sure its cause is, the step after it, and what it saves."""
+    """A row of the fixes: title, confidence of its cause, the step after it, and the saving."""
     sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
     if fix.withheld is not None or fix.new_step_s is None or fix.saved_s is None:
         return f"{fix.title}: no promise, {fix.withheld}", sure, "", ""
@@ -169,7 +169,7 @@ def figure_columns(rows: Iterable[Sequence[object]]) -> list[int]:
 
 
 def published_instead(report: Report) -> str:
-    """What the published rules say if that differs; empty if they agree."""
+    """The result of the published rules if it differs; empty if they agree."""
     method = report.method
     if not method or method.name is Method.PUBLISHED or not method.published_slowdown or not report.slowdown:
         return ""
@@ -180,7 +180,7 @@ def published_instead(report: Report) -> str:
 
 #: Further causes that get a sentence each, and the share of the run that these cost at least.
 _MOST_RUN_CAUSES, _SMALLEST_SHARE = 3, 0.005
-#: What took less time than this, seconds, is told to the second.
+#: Times between shorter events, seconds, include the second.
 _SHORT_S = 600
 #: A verdict that covers less of the run says so.
 _COVERED = 0.9
@@ -222,7 +222,7 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
 
 
 def share_words(run: RunVerdict, lost_s: float) -> str:
-    """How much of a run so many seconds are: "15.6% of the run". If most of it was not recorded, also of what was."""
+    """A loss in seconds as a share of a run: "15.6% of the run". If most of it was not recorded, also of what was."""
     scope = "the run" if run.of_windows is None else "the chosen range"
     words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {scope}"
     if run.covered_share < _SPARSE and run.recorded_s:
@@ -231,8 +231,8 @@ def share_words(run: RunVerdict, lost_s: float) -> str:
 
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
-    """What one cause cost: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
-    several at the same place, with its name.
+    """The cost of one cause: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`.
+    Of several at the same place, with its name.
     """
     place = cause.ranks, cause.hosts
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
@@ -292,9 +292,7 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
 
 
 def run_advice(run: RunVerdict, report: Report) -> str | None:
-    """What to do first about the worst cause of a run; None without advice, or if the report on its newest window has
-    it.
-    """
+    """The advice about the worst cause of a run; None without advice, or if the report on its newest window has it."""
     worst = next(iter(run.alarming), None)
     if worst is None or worst.do is None or (worst.cause, worst.ranks) in _cause_keys(report):
         return None
@@ -312,7 +310,7 @@ def _lower_first(advice: str) -> str:
 
 
 def coverage_words(run: RunVerdict) -> str:
-    """How much of a run its verdict covers; empty if it is nearly all."""
+    """The share of a run that its verdict covers; empty if it is nearly all."""
     covered = []
     if run.of_windows is not None:
         covered.append(f"{run.windows:,} of {run.of_windows:,} windows, {steps_text(run.first_step, run.last_step)}")

@@ -143,7 +143,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def worker_map(report: Report) -> str:
-    """What every worker alone costs of a step, DP ranks down, stages across."""
+    """A map of the share of a step that every worker alone costs, DP ranks down, stages across."""
     grid = report.worker_grid()
     cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape

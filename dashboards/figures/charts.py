@@ -97,7 +97,8 @@ def worker_heatmap(
 def worker_over_steps(
     workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """What one worker alone costs of each step, in front of the band that contains nine in ten of the others.
+    """A chart of the share of each step that one worker alone costs, in front of the band that contains nine in ten of
+    the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
@@ -211,7 +212,9 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
-    """What workers (down) alone cost of each step (across). `cells`: the workers to show, by flat cell number."""
+    """A map of the share of each step (across) that workers (down) alone cost. `cells`: the workers to show, by flat
+    cell number.
+    """
     per_worker = workers.per_step.reshape(len(workers.steps), -1).T
     numbers = np.array(cells)
     column_block = max(1, -(-len(workers.steps) * len(numbers) // MOST_CELLS))
@@ -245,7 +248,7 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
 _ROW_PX, _HEAD_PX, _TALLEST_PX, _SERIES_PX = 24, 110, 640, 220
 #: Rows and columns of a grid that have their names on the axis.
 _MOST_NAMED = 24
-#: A timeline from so many seconds on is not drawn in milliseconds.
+#: Seconds from which on a timeline is in seconds instead of milliseconds.
 _LONG_S = 10.0
 #: Pixels of a row of many, and how many these are.
 _THIN_PX, _MANY_ROWS = 3, 64
@@ -342,13 +345,8 @@ def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
     current = optimum.now
     ends = [_across(plan) for plan in (*plans, current)]
     for name, points, mode, colour in (
-        (
-            "fastest plans",
-            [(_across(plan), plan.step_time_s, _plan_words(plan)) for plan in plans],
-            "markers",
-            theme.ideal,
-        ),
-        ("plan in use", [(_across(current), current.step_time_s, _plan_words(current))], "markers", theme.recorded),
+        ("fastest plans", [(_across(plan), plan.step_time_s, _label(plan)) for plan in plans], "markers", theme.ideal),
+        ("plan in use", [(_across(current), current.step_time_s, _label(current))], "markers", theme.recorded),
         ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
     ):
         fig.add_scatter(
@@ -368,7 +366,7 @@ def _across(plan: FrontPlan | OptimizedPlan) -> float:
     return float(plan.microbatches) if plan.memory_gb is None else plan.memory_gb
 
 
-def _plan_words(plan: FrontPlan | OptimizedPlan) -> str:
+def _label(plan: FrontPlan | OptimizedPlan) -> str:
     return f"{','.join(map(str, plan.split))}, {plan.schedule}, {plan.microbatches} microbatches"
 
 

@@ -116,7 +116,7 @@ class StreamOps(StepOps):
         )
 
     def facts(self, op: int) -> list[list[str]]:
-        """What is known of an op: label and value."""
+        """The facts about an op: label and value."""
         row = self.frame.row(op, named=True)
         rows = [
             ["role", self.who(row["rank"])] if self.roles else ["rank", str(row["rank"])],
@@ -191,7 +191,7 @@ def _meetings(frame: pl.DataFrame) -> Ints:
 
 
 def _names(frame: pl.DataFrame, reasons: list[str]) -> pl.Series:
-    """What each op is called: host work by what takes longest in it."""
+    """The name of each op: for host work, its longest part."""
     names = frame["name"].cast(pl.String).fill_null(frame["kind"])
     if not {"did", "did_s"} <= set(frame.columns) or not reasons:
         return names

@@ -261,7 +261,7 @@ def slowest(
 
 
 class Replay(StrEnum):
-    """Which times: the recording, its replay without launch delays, or the ideal."""
+    """The times of ops: recorded, replayed without launch delays, or ideal."""
 
     RECORDED = "recorded"
     ORIGINAL = "original"
@@ -327,7 +327,7 @@ class StepOps:
         return _STREAM_OF_KIND[self.kind[ops]]
 
     def computes(self, ops: Ints) -> npt.NDArray[np.bool_]:
-        """Which ops the overview shows."""
+        """Whether the overview shows each op, [ops]."""
         return np.asarray(self.stream(ops) == _COMPUTE)
 
     def peers(self, ops: Ints, replay: Replay) -> Floats:
@@ -347,7 +347,7 @@ class StepOps:
         return np.searchsorted(self.first, ops, side="right") - 1
 
     def named(self, ops: Ints, words: str) -> npt.NDArray[np.bool_]:
-        """Which ops have each of these words in their name; a number can be that of the microbatch."""
+        """Whether each op has all of these words in its name, [ops]; a number also matches the microbatch."""
         matching = np.ones(len(ops), np.bool_)
         for word in words.lower().split():
             fits = np.array([word in name.lower() for name in self.op_names])[self.op_name(ops)]

@@ -69,7 +69,7 @@ def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
 
 
 def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
-    """A row for each of these workers (indices in `ops`): what it did, above what it would do in the ideal job."""
+    """A row for each of these workers (indices in `ops`): its recorded ops above its ideal ones."""
     lines = _lines(ops)
     end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
     visible = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))

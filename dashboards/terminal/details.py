@@ -102,7 +102,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _posting(report: Report) -> str:
-    """What bounds the start of a receive, as inferred; empty if it is the published rule."""
+    """The inferred bound of the start of a receive; empty if it is the published rule."""
     posting = report.posting
     if not posting or posting.rule is Posting.SAME_DIRECTION:
         return ""
@@ -112,7 +112,7 @@ def _posting(report: Report) -> str:
 
 
 def _location_words(report: Report) -> str:
-    """How much of the loss is due to few workers, and to the last stage; the larger share first."""
+    """The shares of the loss due to few workers and to the last stage, the larger first."""
     rows = report.worker_grid().rows
     slowest = report.slowest_workers or []
     workers = ", ".join(worker_label(rows[worker]) for worker in slowest[:3])
@@ -186,7 +186,7 @@ def _hanging_indent(head: str, text: Text, style: str = "") -> RenderableType:
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
-    """How each number on the screen or in formulas was computed, by its name.
+    """The computation of each number on the screen or in formulas, by its name.
 
     T(x) is the mean step time of replay x, or how long a recording takes in it; docs/method.md defines the rest.
     """
@@ -263,7 +263,7 @@ def _cause(cause: Finding) -> dict[str, str]:
 
 
 def _headline(report: Report, leading: Finding) -> dict[str, str]:
-    """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
+    """The cost of the leading cause on the first line, alone and with the other causes of its kind."""
     verdict, whole = report.verdict, report.job.whole
     whole_s = verdict.lost_s / verdict.share
     if not leading.priced:
@@ -305,7 +305,7 @@ def _price(report: Report, fix: Fix) -> dict[str, str]:
 
 
 def _trust(report: Report) -> dict[str, str]:
-    """What the replay misses, and what launch delays add, where a host launches."""
+    """The replay error and, if a host launches, the cost of launch delays."""
     trust = report.trust
     error = f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error or 0.0:.2%}; more than 5% is not trusted"
     if not trust.discrepancy:

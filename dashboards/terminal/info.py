@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
-#: At most so many jobs of a folder are listed.
+#: Most jobs of a folder that are listed.
 _MOST_LISTED = 20
 #: The number of characters to show of a metadata value.
 _LONGEST = 300
@@ -67,7 +67,7 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
 
 
 def _recording(recorded: Kept, ranks: str) -> dict[str, str]:
-    """What a recording of GPUs holds."""
+    """The contents of a recording of GPUs."""
     of_all = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
     return {
         "Kind": "recording of GPUs (docs/kineto.md)",

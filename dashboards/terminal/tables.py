@@ -213,7 +213,7 @@ def _cell(level: int) -> tuple[str, str]:
 
 
 def _rows_of(where: Place) -> set[int]:
-    """The DP ranks on which a cause sits, as far as it sits on some only."""
+    """The DP ranks that a cause is on; none if it is on all."""
     ends = [end for link in where.links for end in link.ends]
     return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
 

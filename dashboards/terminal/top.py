@@ -41,7 +41,7 @@ _LONGEST_OWNER = 12
 
 @dataclass(frozen=True)
 class TopState:
-    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
+    """The data of one frame. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
     first, each with its owner; `workers`: of the newest window; `end`: when and how it ended; None while it runs, and
     of one that was not cut into windows.
     """
@@ -127,7 +127,7 @@ def _figures(windows: pl.DataFrame) -> Table:
 
 
 def _rate(value: float) -> str:
-    """So many a second: 950, 12.3k, 4.56M."""
+    """A rate per second: 950, 12.3k, 4.56M."""
     size, unit = next(((size, unit) for size, unit in ((1e6, "M"), (1e3, "k")) if value >= size), (1.0, ""))
     return f"{three_digits(value / size)}{unit}"
 

@@ -95,7 +95,7 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
 _LONGEST_CAUSE = 46
 #: The rows of what has no team, or no time.
 _WITHOUT = {"team": "no team", "week": "no date"}
-#: Parts that somebody can win back by fixing their cause.
+#: Parts that fixing their cause wins back.
 _LOSSES = sorted({*PART_OF.values()} - {BillPart.EVALUATION})
 
 
@@ -143,7 +143,7 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
 
 
 def headline(bill: Bill) -> str:
-    """How much was useful, and what most of the rest went to: "84% of 0.00435 GPU-hours were useful; ..."."""
+    """The useful share, and the largest other part: "84% of 0.00435 GPU-hours were useful; ..."."""
     total = bill.gpu_hours
     parts = {
         part: hours / total if total else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()

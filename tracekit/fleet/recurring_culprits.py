@@ -32,8 +32,7 @@ def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.D
     tested = [
         _tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs, left_out) for kind in ("host", "gpu")
     ]
-    culprits = pl.concat(tested).filter(pl.col("q_value") <= rate)
-    return culprits.sort("q_value", "p_value", "machine")
+    return pl.concat(tested).filter(pl.col("q_value") <= rate).sort("q_value", "p_value", "machine")
 
 
 def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Series) -> pl.DataFrame:

@@ -350,19 +350,14 @@ class DeliveryLog:
         if after is None:
             after = max((incident.incident_id for incident in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [
-            incident
-            for incident in incidents
-            if incident.closed_at is None and last.get(incident.incident_id) != "opened"
-        ]
-        closed = [
-            incident
-            for incident in incidents
-            if incident.closed_at is not None
-            and (incident.incident_id > after or incident.incident_id in last)
-            and last.get(incident.incident_id) != "closed"
-        ]
-        return opened[::-1], closed[::-1]
+        opened, closed = list[Incident](), list[Incident]()
+        for incident in reversed(incidents):
+            number, is_open = incident.incident_id, incident.closed_at is None
+            if last.get(number) != ("opened" if is_open else "closed") and (
+                is_open or number > after or number in last
+            ):
+                (opened if is_open else closed).append(incident)
+        return opened, closed
 
     def _add(self, lines: Iterable[str]) -> None:
         self._unwritten += "".join(lines)

@@ -204,21 +204,15 @@ class StoreChanges:
             }
             # Not all of them: a job that is watched for weeks has many closed ones.
             incidents = catalogue.live.incidents(self._job, after=self._last, numbers=self._open)
-        new = [
-            incident
-            for incident in incidents
-            if incident.incident_id > self._last
-            or (incident.closed_at is None and incident.incident_id not in self._open)
-        ]
-        incident_ids = self._open | {incident.incident_id for incident in new}
-        closed = [
-            incident
-            for incident in incidents
-            if incident.closed_at is not None and incident.incident_id in incident_ids
-        ]
+        open_ids = {incident.incident_id for incident in incidents if incident.closed_at is None}
+        opened_ids = {incident.incident_id for incident in incidents if incident.incident_id > self._last}
+        opened_ids |= open_ids - self._open  # closed ones that have opened again
+        closed_ids = (self._open | opened_ids) - open_ids
+        new = [incident for incident in incidents if incident.incident_id in opened_ids]
+        closed = [incident for incident in incidents if incident.incident_id in closed_ids]
         changes = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
         self._state, self._newest, self._begun = state, newest, True
-        self._open = {incident.incident_id for incident in incidents if incident.closed_at is None}
+        self._open = open_ids
         self._last = max([self._last, *(incident.incident_id for incident in incidents)])
         return changes
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracekit.store.catalogue_rows import AnyTrace
 
 #: Called with the name of each stage of the work.
-Tell = Callable[[str], None]
+ShowStage = Callable[[str], None]
 #: What a store keeps of the analysis of a trace, which the analysis above the store makes.
 Analyse = Callable[["AnyTrace"], Findings | Unanalysed]
 
@@ -41,7 +41,7 @@ _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
 _NAMES = {WindowPart.OPS: "ops", WindowPart.REPORT: "report", WindowPart.WORKERS: "slowdowns of workers"}
 
 
-def damages(store: Store, show_stage: Tell = lambda _: None) -> Iterator[str]:
+def damages(store: Store, show_stage: ShowStage = lambda _: None) -> Iterator[str]:
     """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
     folder = store.folder()
     with store.reading() as catalogue:
@@ -56,7 +56,7 @@ def damages(store: Store, show_stage: Tell = lambda _: None) -> Iterator[str]:
 
 
 def _damaged_windows(
-    folder: Folder, windows: Sequence[StoredWindow], show_stage: Tell, unsafe: dict[str, None]
+    folder: Folder, windows: Sequence[StoredWindow], show_stage: ShowStage, unsafe: dict[str, None]
 ) -> Iterator[tuple[StoredWindow, dict[WindowPart, str]]]:
     """The windows with damaged files, and what is wrong with each; reads all files. What is refused goes to `unsafe`, a
     line for each.
@@ -98,7 +98,7 @@ def _not_in_progress(
         yield f"{folder.path / name}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
-def repair(store: Store, analyse: Analyse, show_stage: Tell = lambda _: None) -> list[str]:
+def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: None) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report. A report that is damaged, or of
     another version, is made anew from the ops beside it. What cannot be read now stays, with a line, too.
 
@@ -186,7 +186,7 @@ def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
             yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"
 
 
-def _recover_windows(catalogue: Catalogue, folder: Folder, show_stage: Tell) -> Iterator[str]:
+def _recover_windows(catalogue: Catalogue, folder: Folder, show_stage: ShowStage) -> Iterator[str]:
     """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
     matches = filter(None, map(_TRACE.fullmatch, _unnamed(catalogue, folder)))
     traces = [(int(match[1]), int(match[2]), match.string) for match in matches]
@@ -232,7 +232,7 @@ def _findings(folder: Folder, name: str) -> Findings | None:
 
 
 def _renew_reports(
-    writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: Tell
+    writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: ShowStage
 ) -> Iterator[str]:
     """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
     lost = {(window.job_id, window.number) for window in dropped}
@@ -268,7 +268,7 @@ def prune(
     *,
     older_than: timedelta | None = None,
     most_bytes: int | None = None,
-    show_stage: Tell = lambda _: None,
+    show_stage: ShowStage = lambda _: None,
 ) -> list[str]:
     """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
     needed.

@@ -307,7 +307,7 @@ class Catalogue:
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
-        hosts = _by_rank(metadata.get("hosts"))
+        hosts = hosts if isinstance(hosts := metadata.get("hosts"), dict) else {}
         host_of_gpu = {uuid: _text_or_none(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
         if not host_of_gpu:
             return
@@ -321,10 +321,6 @@ class Catalogue:
 
 def _sql(name: str) -> str:
     return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
-
-
-def _by_rank(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _text_or_none(value: object) -> str | None:

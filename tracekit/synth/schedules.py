@@ -55,8 +55,7 @@ def plan_lane(
     planner = _Planner(layout, record_no_ops=record_no_ops and layout.vpp > 1 and layout.pp > 1)
     for stage in range(layout.pp):
         order = compute_order(schedule, layout, microbatches, stage)
-        gathered = planner.add_gathers(stage)
-        computes = planner.add_pipeline(stage, order, gathered)
+        computes = planner.add_pipeline(stage, order, planner.add_gathers(stage))
         planner.add_tail(stage, order, computes, overlap_dp=overlap_dp)
     groups = planner.groups()
     return LanePlan(tuple(planner.ops), tuple(_runnable(planner.ops, groups)))

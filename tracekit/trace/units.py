@@ -404,8 +404,7 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Stati
     apart = apart[apart > 0]
     of_rank = ops.filter(pl.col("rank") == ops["rank"][0])
     end = (pl.col("start") + pl.col("duration")).max()
-    lengths = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"]
-    length = lengths.median()
+    length = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"].median()
     if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
         return []
     ratio = length / float(np.median(apart))

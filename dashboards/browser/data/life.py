@@ -26,7 +26,7 @@ MOST_SPANS, MOST_STEPWISE = 240, 8
 MOST_OPS = 5_000_000
 #: Kinds of cause with a colour of their own; the others are one.
 MOST_KINDS = 4
-#: Parts of a stalled step that the job meant to do.
+#: Planned parts of a stalled step.
 _MEANT = ("checkpoint", "evaluation")
 #: Room for the labels of the y axes, so that moments are below each other, pixels.
 _LEFT = 104
@@ -75,7 +75,7 @@ class Life:
 
 
 def read_life(results: Results, job: str, since: float, until: float) -> Life | None:
-    """What is known of a job between two times; None where no step has one."""
+    """The life of a job between two times; None if no step has a time."""
     parts = results.spans(job, MOST_SPANS, since, until)
     if parts.is_empty():
         return None
@@ -99,8 +99,8 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How ops in a range differ from those around it: `over_represented`, the numbers of steps, and the mean excess of
-    a step, seconds.
+    """The differences between ops in a range and those around it: `over_represented`, the numbers of steps, and the
+    mean excess of a step, seconds.
     """
 
     table: pl.DataFrame
@@ -141,7 +141,7 @@ def _broken() -> pl.Expr:
 
 
 def _steps(results: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
-    """A row for each step of the windows, with what the parts say of these."""
+    """A row for each step of the windows, joined with the values of the parts."""
     frames = []
     for number in parts["number"]:
         window = results.of_window(job, number)
@@ -283,7 +283,7 @@ def rates(
 
 
 def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
-    """What a mean step loses to each kind of cause, seconds, on top of each other: `Life.losses`."""
+    """A stacked chart of the seconds that a mean step loses to each kind of cause: `Life.losses`."""
     fig = figure(theme, height=220, legend=True)
     kinds = lost.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", descending=True)["kind"].to_list()
     for kind, shade in zip(sorted(kinds, key=lambda kind: kind == "others"), theme.slow[3:] * 2, strict=False):
@@ -302,7 +302,7 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
 
 
 def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
-    """A row for each kind of event, with a bar for as long as it lasts."""
+    """A chart with a row for each kind of event and a bar for the duration of each."""
     kinds = list(dict.fromkeys(event.kind for event in events))
     fig = figure(theme, height=60 + _ROW_PX * len(kinds))
     colours = {"incident": theme.slow[3], "hang": theme.slow[5]}

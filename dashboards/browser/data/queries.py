@@ -69,8 +69,8 @@ _Read = TypeVar("_Read")
 class Stored:
     """One stored job. `report`: None if there is none, and `problem` has the reason.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `kind`: what pages
-    offer of it.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `kind`: the pages
+    and words for it.
     """
 
     name: str
@@ -220,15 +220,15 @@ class Results:
         return stored if run is None else replace(stored, report=structs.replace(stored.report, run=run))
 
     def run(self, name: str) -> RunVerdict | None:
-        """What all windows of a job lost, or those in the chosen range, with what to do; None if what is stored of that
-        is damaged.
+        """The verdict of all windows of a job, or of those in the chosen range, with advice; None if the stored data is
+        damaged.
         """
         row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
         run, key = self._run(row), (*_newest(row), self._range, "advised")
         return None if run is None else self._runs.get(key, lambda: advised(self.store, name, run))
 
     def runs(self) -> dict[str, RunVerdict]:
-        """What all windows of each job of several windows lost, by name."""
+        """The verdicts of all jobs with several windows, by name."""
         several = self.jobs().filter(pl.col("windows") > 1)
         runs = {row["name"]: self._run(row) for row in several.iter_rows(named=True)}
         return {name: run for name, run in runs.items() if run is not None}
@@ -273,7 +273,9 @@ class Results:
         )
 
     def trace(self, name: str) -> Trace:
-        """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
+        """The trace of a pipeline, read anew. Raises NotStoredError if the job is not a pipeline or its ops were
+        removed.
+        """
         row = self._pipeline(name)
         return cast("Trace", self.store.load(row["name"], row["number"]))
 
@@ -410,7 +412,7 @@ class Results:
 
 
 def _prefetch(read: Callable[[], object]) -> None:
-    """Read ahead: the page that asks for it shows an error."""
+    """Read ahead and ignore errors: the page that needs the data shows them."""
     try:
         read()
     except TracekitError:
@@ -418,7 +420,7 @@ def _prefetch(read: Callable[[], object]) -> None:
 
 
 def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What the verdict of a run changes with: its newest window, and its end."""
+    """The key of the cached verdict of a run: its newest window, and its end."""
     return row["job_id"], row["number"], row["imported_at"], row["watched_until_s"]
 
 

@@ -46,13 +46,13 @@ LONGEST_ADDRESS = 7500
 MOST_WORKERS = 8
 #: Steps that one names.
 MOST_STEPS = 40
-#: Replays at the same time; each uses all cores by itself, so more would only take memory.
+#: Concurrent replays: each uses all cores, so more would only take memory.
 AT_ONCE = 2
 #: Answers kept in memory.
 ANSWERS_KEPT = 1024
 #: Questions that may wait for their turn.
 MOST_WAITING = 64
-#: A question that nobody has asked again for so long is dropped when its turn comes.
+#: A question that was not asked again for this long is dropped when its turn comes.
 ABANDONED_S = 90.0
 #: A question may take so long once its job is loaded.
 LONGEST_S = 120.0
@@ -61,7 +61,7 @@ MOST_OPS = 40_000_000
 
 
 class QueryAction(StrEnum):
-    """What happens to the selected ops: `peers` and `scale` are `whatif --fix`, `keep` is `whatif --keep`."""
+    """The change of the selected ops: `peers` and `scale` are `whatif --fix`, `keep` is `whatif --keep`."""
 
     PEERS = "peers"
     SCALE = "scale"
@@ -103,7 +103,7 @@ class WhatifQuery:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A question that somebody may want to ask about this job, in a few words."""
+    """A suggested question about this job, with a short title."""
 
     title: str
     query: WhatifQuery
@@ -173,7 +173,7 @@ def suggestions(report: Report) -> tuple[Suggestion, ...]:
 
 
 def query_of(fix: Fix) -> WhatifQuery | None:
-    """A fix as a question of the same price, to be changed and asked; None if it is no edit of costs."""
+    """A fix as a question with the same price, which can be changed; None if it is not an edit of costs."""
     edit = fix.edit
     if not edit or len(edit) > LONGEST_SELECTION:
         return None
@@ -251,7 +251,7 @@ def _general_suggestions(report: Report) -> Iterator[Suggestion]:
 
 @dataclass(frozen=True, slots=True)
 class ChosenOps:
-    """What the controls of the page say: each the text of one part of a selection, empty where it says nothing."""
+    """The values of the controls of the page: each the text of one part of a selection, or empty."""
 
     kinds: tuple[str, ...] = ()
     stages: str = ""
@@ -287,9 +287,9 @@ class ChosenOps:
 
 
 IDLE, RANKS, CLASSES = "Why a GPU is idle", "Rank", "Op class, twice as fast"
-#: Questions of each heading; what takes less of the recording is none.
+#: Most questions below each heading, and the smallest share of the recording worth a question.
 MOST_ROWS, SMALLEST_SHARE = 5, 0.005
-#: Larger recordings are replayed only where somebody asks.
+#: Larger recordings are replayed only on request.
 _MOST_GPU_OPS = 500_000
 #: Which ops of a rank make its GPU idle, by reason. Others are no ops: nothing changes them.
 _KINDS = {
@@ -382,7 +382,7 @@ def _class_questions(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[Gp
 
 
 class Phase(StrEnum):
-    """What is under way for a question, in order."""
+    """The phases of answering a question, in order."""
 
     WAITING = "waiting for its turn"
     READING = "reading the trace"
@@ -441,8 +441,7 @@ class _Run:
 class Replays:
     """Answers questions on jobs of a store, each once.
 
-    Asking again is how progress is watched, so a page that is left, a server that is restarted and a second process
-    need no care: who still wants the answer asks again.
+    Pages poll by asking again, so an abandoned page, a restarted server or a second process needs no clean-up.
     """
 
     def __init__(self, results: Results) -> None:
@@ -453,7 +452,7 @@ class Replays:
         self._loading = threading.Lock()
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
-        """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
+        """The state of the answer now, or after at most `wait_s` seconds; starts the replay of a new question."""
         job = None if stored.report is None else stored.report.job
         ops = 0 if job is None else job.ops or job.gpu_ops or 0
         if ops > MOST_OPS:
@@ -512,7 +511,7 @@ class Replays:
 
     def _replayed(self, run: _Run) -> WhatifAnswer:
         run.status = Pending(Phase.READING)
-        with self._loading:  # one trace at a time: two people who ask about one job read it once
+        with self._loading:  # one trace at a time: concurrent questions about a job read it once
             job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
             job.build()

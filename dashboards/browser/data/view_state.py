@@ -72,7 +72,7 @@ class Order(StrEnum):
 
 
 class Grouping(StrEnum):
-    """What a row is: a worker, or the pooled workers of a host or of a stage."""
+    """The content of a row: a worker, or the pooled workers of a host or of a stage."""
 
     WORKER = "worker"
     HOST = "host"
@@ -400,11 +400,11 @@ def read_view(worker_map: WorkerMap, state: Mapping[str, Any]) -> WorkerView:
         view = choose_worker(worker_map, worker, view)
     if host:
         is_host = host in worker_map.hosts
-        view = replace(view, host=host) if is_host else _with_message(view, f"No host {short(host)!r} in this job.")
+        view = replace(view, host=host) if is_host else _warned(view, f"No host {short(host)!r} in this job.")
     if dp_rank or stage:
         box = Box(dp_rank or "", stage or "")
         words = f"No worker has DP rank {short(box.dp_ranks)!r} and stage {short(box.stages)!r}."
-        view = replace(view, box=box) if len(box.cells(worker_map)) else _with_message(view, words)
+        view = replace(view, box=box) if len(box.cells(worker_map)) else _warned(view, words)
     return view
 
 
@@ -423,13 +423,11 @@ def choose_box(worker_map: WorkerMap, columns: tuple[int, int], rows: tuple[int,
 def choose_step(worker_map: WorkerMap, step: str, view: WorkerView) -> WorkerView:
     """Return `view` at the analysed step next to `step`, with a remark if that is another one."""
     if not _NUMBER.fullmatch(step):
-        return _with_message(view, f"{short(step)!r} is not a step number: all steps are shown.")
+        return _warned(view, f"{short(step)!r} is not a step number: all steps are shown.")
     position = int(np.abs(worker_map.steps - int(step)).argmin())
     nearest = int(worker_map.steps[position])
     view = replace(view, position=position)
-    return (
-        view if nearest == int(step) else _with_message(view, f"Step {step} was not analysed: this is step {nearest}.")
-    )
+    return view if nearest == int(step) else _warned(view, f"Step {step} was not analysed: this is step {nearest}.")
 
 
 def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
@@ -439,23 +437,21 @@ def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> Worke
         return (
             replace(view, cell=cell)
             if cell is not None
-            else _with_message(view, f"No rank {rank[1]} was analysed in this job.")
+            else _warned(view, f"No rank {rank[1]} was analysed in this job.")
         )
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
-        return _with_message(
-            view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2."
-        )
+        return _warned(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
     chosen = Worker(int(match[1]), int(match[2]))
     cell = worker_map.cell(chosen)
     return (
         replace(view, cell=cell)
         if cell is not None
-        else _with_message(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
+        else _warned(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
     )
 
 
-def _with_message(view: WorkerView, text: str) -> WorkerView:
+def _warned(view: WorkerView, text: str) -> WorkerView:
     return replace(view, said=(*view.said, text))
 
 

@@ -1,4 +1,4 @@
-"""What the page Compare shows of two sides: the verdict, costs, steps, causes and workers.
+"""The panels of the page Compare: verdict, costs, steps, causes and workers of two sides.
 
 In: two sides and their reports. Out: Dash components.
 """
@@ -37,7 +37,7 @@ from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
-#: Workers listed, and rows of the table beside a map.
+#: Most workers listed, and rows of the table next to a map.
 MOST_WORKERS, MAP_ROWS = 20, 200
 #: A worker whose slowdown alone changed by less is not listed.
 LEAST_CHANGE = 0.01
@@ -45,7 +45,7 @@ _TONES = {ChangeEffect.BETTER: Tone.GOOD, ChangeEffect.WORSE: Tone.BAD}
 
 
 def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
-    """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
+    """The answer in one sentence and every figure before and after. `extra`: shown below the figures."""
     judged = verdict(before, after)
     outcome: Component = html.Span(str(judged.outcome), className="badge")
     if judged.outcome in _TONES:
@@ -95,7 +95,7 @@ def _without_interval(before: float, after: float) -> MeanDifference:
 def _row(
     title: list[Any], change: MeanDifference, show: Callable[[float], str], *, share: bool = True, points: bool = False
 ) -> list[Any]:
-    """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
+    """`share`: also give the change in percent. `points`: the values are percentages, their change is in points."""
     sign = "+" if change.difference > 0 else ""
     size = f" ({change.share:+.1%})" if share and change.before else ""
     interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
@@ -104,7 +104,7 @@ def _row(
 
 
 def cost_panels(before: Report, after: Report) -> Component:
-    """What op kinds and stages cost on either side."""
+    """The costs of op kinds and stages on either side."""
     panels = []
     for title, rows, column, y in (
         ("op kind", "by_kind", "kind", ""),

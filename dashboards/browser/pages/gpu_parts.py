@@ -1,4 +1,4 @@
-"""What the pages Job and Compare show of a job besides its findings: sections, and why one GPU of a recording waits."""
+"""Parts of the pages Job and Compare besides findings: sections, and why one GPU of a recording waits."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from tracekit.report.hardware import GpuInReport, MemoryPoint, NamedTime, OpTime
 from tracekit.report.report import Report
 from tracekit.report.tables import Picture, Series, ShareGrid, Table, frame_of
 
-#: What takes less, seconds, would be told as 0 us.
+#: Shorter times, seconds, would read 0 us.
 SHORTEST_S = 0.5e-6
-#: Reasons that are shown at once, names that are told for each, and rows that tell what changed.
+#: Reasons shown unfolded, names listed for each, and rows of changes.
 MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
-#: A name of so many characters fits anywhere.
+#: Characters of a name that fits everywhere.
 SHORT_NAME = 20
 #: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
 Row = tuple[Any, ...]
-#: A table of at most so many columns fits into half of a page.
+#: Most columns of a table that fits into half of a page.
 NARROW = 5
 
 
@@ -71,7 +71,7 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
 
 
 def gpu_changes(before: Report, after: Report) -> list[Component]:
-    """What one GPU did before and after, for each step, what changed most first."""
+    """The work of one GPU in a step before and after, the largest change first."""
     if not (before.gpu and after.gpu):
         return []
     sides = _each_step(before), _each_step(after)
@@ -89,7 +89,7 @@ def _rank_links(stored: Stored, gpus: Sequence[GpuInReport], current: GpuInRepor
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
-    """A table of these rows, figures to the right. `label`: what it lists."""
+    """A table with figures to the right. `label`: its content, for screen readers."""
     cells: list[list[Any]] = [
         [cell if i and isinstance(cell, str) else html.Td(cell, className="what") for i, cell in enumerate(row)]
         for row in rows
@@ -114,7 +114,7 @@ def _reason(reason: str) -> str:
 
 
 def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
-    """How long the GPU is busy, and by reason how long it is idle between its ops."""
+    """The busy time of the GPU, and its idle time between ops by reason."""
     parts = {
         "busy": gpu.busy_s,
         "idle between its ops": gpu.idle_s,
@@ -138,7 +138,7 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
 
 
 def _before_first(gpu: GpuInReport) -> list[Component]:
-    """What happened before the GPU had anything to do."""
+    """The time before the first op of the GPU."""
     before = gpu.before_first
     reasons = sorted(before.by_reason.items(), key=lambda reason: -reason[1])
     rows = [(_reason(why), *_time_and_share(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
@@ -281,7 +281,7 @@ clientside_callback(
 
 
 def ranks_picture(stored: Stored, report: Report) -> list[Component]:
-    """What the GPU of each rank did, if that was recorded."""
+    """The GPU time of each rank, if recorded."""
     ranks: list[dict[str, Any]] = msgspec.to_builtins(report.by_rank or [])
     if not ranks or "compute_s" not in ranks[0]:
         return []

@@ -28,7 +28,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
     hangs = results().store.hangs(job)
     incidents = [] if hangs else [incident for incident in results().incidents(job) if incident.cause.kind == HANG]
     if not hangs and not incidents and job is not None:
-        results().stored(job)  # raises where there is no such job
+        results().stored(job)  # raises if there is no such job
     head = _head(job)
     if incidents:
         return [*head, *map(_without_report, incidents[:MOST_HANGS])]
@@ -91,7 +91,7 @@ def _verdict(hang: StoredHang) -> Component:
 
 
 def _without_report(incident: Incident) -> Component:
-    """What its incident says about a hang whose report is gone."""
+    """A hang whose report was removed, from its incident."""
     check = command("store", "check", "--store", results().path)
     return panel(
         "Verdict",

@@ -20,7 +20,7 @@ from tracekit.dashboards.browser.ui.shell import opens_links, page
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.finding import kind_words
 
-#: A host is judged by so many of its newest jobs.
+#: The newest jobs of a host by which it is judged.
 LAST_JOBS = 9
 #: Hosts and GPUs that are listed, and windows of one host.
 MOST_LISTED, MOST_WINDOWS = 100, 1000

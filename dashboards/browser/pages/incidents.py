@@ -1,4 +1,4 @@
-"""Incidents: what goes on in all jobs, the costliest first, then what is over and how long it lasted."""
+"""Incidents: the open ones of all jobs, the costliest first, then closed ones with their duration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COSTLIEST = "GPU-hours a day"
 
 COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
 _FIGURES = (3, 4, 7)
-#: The orders of columns that can be sorted. Those that nobody takes come first.
+#: The orders of columns that can be sorted. Those without an owner come first.
 ORDERS: dict[str, Callable[[Handled], Any]] = {
     "Job": lambda handled: handled.incident.job,
     "Lost": lambda handled: -handled.incident.cause.share,
@@ -80,12 +80,11 @@ class Handled:
 
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
-    """What is known of each."""
+    """The incidents with their changes and the GPU-hours that they lost."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
+    changes_of = results().store.handled
     return [
-        Handled(
-            incident, results().store.handled(incident.incident_id), _lost_gpu_hours(incident, gpus.get(incident.job))
-        )
+        Handled(incident, changes_of(incident.incident_id), _lost_gpu_hours(incident, gpus.get(incident.job)))
         for incident in incidents
     ]
 
@@ -131,7 +130,7 @@ def _row(handled: Handled) -> list[Any]:
 
 
 def _state_cell(handled: Handled) -> list[Component]:
-    """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
+    """Whether an open incident is muted or has no owner yet; whether a closed one may open again."""
     if handled.incident.closed_at is not None:
         settled = handled.incident.settled
         return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]

@@ -73,7 +73,7 @@ MOST_CAUSES = 3
 AnswerRow = tuple[str, str | None, Component | None]
 #: Windows that are counted around the one shown, and those that are listed with their headline.
 MOST_AROUND, MOST_LISTED = 60, 20
-#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
+#: A watched job is stale after this many window lengths and this many seconds, like `TracekitStoppedReporting`.
 STALE_WINDOWS, STALE_S = 5, 60.0
 
 _HEADS = ("Cause", "Where", "Lost", "GPU-hours", "Steps", "When", "State")
@@ -129,7 +129,7 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
 
 
 def _effect(cause: Finding, *, costs: bool) -> str:
-    """What a cause does; of what a recording's time is spent on, also the line of Python, or why it has no price."""
+    """The effect of a cause; for causes in a recording, also the line of Python, or why it has no price."""
     words, spent = [cause.effect], cause.spent
     if spent and spent.where and (where := code_name(spent.where)) not in words[0]:
         words.append(f"at {where}")
@@ -213,7 +213,7 @@ def _applied(name: str) -> list[Component]:
 
 
 def _title(fix: Fix) -> list[Any]:
-    """What to do, whether it is a bound, and what its price takes for granted."""
+    """The title of a fix, whether its saving is a bound, and the assumptions of its price."""
     title: list[Any] = [fix.title]
     if fix.bound:
         title += [" (", term("at most"), ")"]
@@ -315,7 +315,7 @@ def culprit(report: Report) -> str | None:
 
 
 def pictures(stored: Stored, report: Report) -> list[Component]:
-    """Beside the answer: the worker map and the steps, small, or the GPU time of the ranks."""
+    """Next to the answer: small charts of workers and steps, or the GPU time of the ranks."""
     if not report.by_worker:
         return ranks_picture(stored, report)
     worker_map = results().worker_map(stored.name)
@@ -326,7 +326,7 @@ def pictures(stored: Stored, report: Report) -> list[Component]:
 
 
 def fix_levels(stored: Stored, report: Report) -> list[Level]:
-    """Recorded, each fix of the best combination on top of those before it, and what is left; empty without one."""
+    """The recorded step, the step after each fix of the best combination, and the rest; empty without a combination."""
     fixes = [fix for fix in report.fixes if fix.kind == "combination" and fix.withheld is None]
     if not fixes:
         return []
@@ -378,7 +378,7 @@ def _window_link(words: str, job: str, window: int | None) -> Component:
 
 
 def _age(live: dict[str, Any]) -> Component:
-    """How old the newest window is; a badge once no window has come for too long."""
+    """The age of the newest window; a badge once no window has come for too long."""
     if not live["watched"]:
         ending = printable(live["ending"] or "ended")
         return html.Span(f"{ending}; the last window came {viewer().moment(live['added_at'])}", className="note")
@@ -400,13 +400,13 @@ def _span(age_s: float) -> str:
 
 
 def open_incidents(stored: Stored) -> list[Component]:
-    """What goes on in the job, with what to do: it leads the page."""
+    """The open incidents of the job, with advice: they lead the page."""
     incidents = results().incidents(stored.name, only_open=True)
     return [panel("Open incident", incident_table(handled(incidents), of_job=True))] if incidents else []
 
 
 def history(stored: Stored) -> list[Component]:
-    """What each of the last windows showed, and the incidents of the job that are over."""
+    """The findings of the last windows, and the closed incidents of the job."""
     incidents = [incident for incident in results().incidents(stored.name) if incident.closed_at is not None]
     parts = []
     if incidents:
@@ -443,7 +443,7 @@ def run_panel(stored: Stored, report: Report) -> list[Component]:
 
 
 def others_note(stored: Stored, report: Report) -> str | None:
-    """What other windows of the run name, for the page of one window."""
+    """The culprits that other windows of the run name, for the page of one window."""
     if stored.windows < 2 or report.run:
         return None
     run = results().run(stored.name)

@@ -1,4 +1,4 @@
-"""Jobs: every job in one table, the one that loses most first; above it, what burns now.
+"""Jobs: every job in one table, the one that loses most first; above it, open incidents.
 
 The address holds the filter, the facets, the order and the part of the table, so a view can be sent to somebody. All
 of it happens on the server: a browser gets 50 rows, however many jobs there are.
@@ -214,7 +214,7 @@ def _hanging_jobs() -> dict[str, Incident]:
 
 
 def _label(kind: str) -> str | None:
-    """What readers see instead of straggler where this kind of cause leads; None where nothing is known of it."""
+    """The label instead of straggler if a cause of this kind leads; None for an unknown kind."""
     with suppress(KeyError):  # of a plug-in that is not installed here
         return detector_of(kind).label
     return None
@@ -281,7 +281,7 @@ def _address(view: dict[str, str | None], **changes: str | None) -> str:
 
 
 def _filter(view: dict[str, str | None]) -> Component:
-    """A field whose text goes into the address with Enter, with all else that the address has."""
+    """A field that puts its text into the address on Enter and keeps the rest of the address."""
     hidden = [
         dcc.Input(id=f"jobs-{name}", type="hidden", name=name, value=value)
         for name, value in view.items()

@@ -96,7 +96,7 @@ class _Stage(Struct, frozen=True):
 
     @classmethod
     def of(cls, picture: DrawnSchedule, number: int) -> _Stage:
-        """What the bars of a stage add up to."""
+        """The sums of the bars of a stage."""
         spent: dict[str, float] = {}
         for bar in picture.bars:
             if bar.stage == number:
@@ -106,7 +106,7 @@ class _Stage(Struct, frozen=True):
 
     @property
     def idle_s(self) -> float:
-        """How long it waits."""
+        """Seconds in which it waits."""
         return sum(self.waits_s.values())
 
 

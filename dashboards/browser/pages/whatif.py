@@ -67,8 +67,8 @@ _FIELDS = [f"whatif-{name.replace('_', '-')}" for name in _CONTROLS]
 
 
 class Asking(TypedDict):
-    """The state of the page as the browser has it. `beside`: the questions kept beside this one. `remarks`: what of the
-    address or of a click was not followed.
+    """The state of the page as the browser has it. `beside`: the questions kept beside this one. `remarks`: about
+    invalid parts of the address or of a click.
     """
 
     job: str
@@ -80,7 +80,7 @@ class Asking(TypedDict):
 
 
 class Drawn(TypedDict):
-    """What the parts of the page that change by themselves show, so that none is drawn again in vain."""
+    """Signatures of the live parts of the page, so that none is drawn again without a change."""
 
     answer: str
     beside: str
@@ -88,7 +88,7 @@ class Drawn(TypedDict):
 
 
 class Answered(TypedDict):
-    """Which question of the page for more was answered last, and whether something is still being replayed."""
+    """The last poll of the page that was answered, and whether a replay is still running."""
 
     asked: int
     pending: bool
@@ -124,7 +124,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
 
 
 def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
-    """Ask for all answers of the page; only the first is waited for."""
+    """Ask for all answers of the page; waits only for the first."""
     others, remarks = read_kept(state["beside"])
     try:
         query = read_query(state["select"], state["action"], state["factor"]) if state["select"] else None
@@ -222,7 +222,7 @@ def _report(job: str) -> Report:
 
 
 def _not_shown(error: Exception) -> list[Any]:
-    """What takes the place of the answers; the page stops asking until something else is asked."""
+    """An error in place of the answers; the page stops polling until another question."""
     return [told(error), [], no_update, None, Drawn(answer="", beside="", losses=""), Answered(asked=0, pending=False)]
 
 
@@ -239,7 +239,7 @@ def _not_shown(error: Exception) -> list[Any]:
     on_error=_not_shown,
 )
 def show(state: Asking, asked: int, before: Drawn) -> Any:
-    """What is known by now; nothing is drawn again where nothing changed."""
+    """The current answers; parts without a change are not drawn again."""
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
@@ -265,7 +265,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     *(State(field, "value") for field in _FIELDS),
 )
 def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
-    """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
+    """Set the controls to a selection that was typed or suggested, unless the user is still typing."""
     query = state["select"] or ""
     if " ".join((select or "").split()) != query:
         raise PreventUpdate

@@ -1,6 +1,5 @@
-"""What the page What-if shows of questions and their answers: the answer, its progress, the scenarios side by side.
-
-In: what is known at this moment. Out: Dash components.
+"""The panels of the page What-if: the answer, its progress, the scenarios side by side. In: the current answers. Out:
+Dash components.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import StepBar, scenario_times
 from tracekit.report.report import Report
 
-#: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
+#: Most workers, places or op kinds listed, and the smallest share of the step that they cost.
 MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the page shows of a state at this moment."""
+    """The current answers to the questions of a page."""
 
     query: WhatifQuery | None
     status: Status | None
@@ -147,7 +146,7 @@ def losses(report: Report) -> list[Component]:
 
 
 def _loss_rows(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
+    """The losses of the rows of these tables, the largest first. `tables`: each with its column, and the word of a
     selection for it.
     """
     lost = [
@@ -187,7 +186,7 @@ def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Compone
 
 
 def answer_panel(report: Report, seen: Seen) -> Component | None:
-    """The answer to the question, or how far it is; None if none was asked."""
+    """The answer to the question, or its progress; None without a question."""
     match seen.status:
         case None if seen.wrong is None:
             return None

@@ -252,14 +252,14 @@ class Point(TypedDict):
 
 
 class Clicked(TypedDict):
-    """A click on a figure, as far as it is read, or a drag over the map, from column to column and from row to row."""
+    """A click on a figure, with the fields in use, or a drag over the map, by columns and rows."""
 
     points: list[Point]
     box: NotRequired[tuple[tuple[int, int], tuple[int, int]]]
 
 
 class Shown(TypedDict):
-    """What the page remembers of its view: `worker_view.address`."""
+    """The stored view of the page: `view_state.address`."""
 
     step: int | None
     worker: str | None
@@ -295,7 +295,7 @@ def change(
     """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
     """
-    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
+    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were just created
         return no_update
     report, workers = results().stored(job).report, results().worker_map(job)
     assert report is not None, "else there were no map"
@@ -402,7 +402,7 @@ def slowest_steps(stored: Stored) -> Component:
 
 
 def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
-    """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
+    """One worker: its figures, also over the steps, and where to look next. `default`: the user did not choose it."""
     worker, host = workers.worker(cell), workers.host_name(cell)
     count = workers.slowdown.size
     per_step = workers.per_step.reshape(len(workers.steps), -1)
@@ -443,7 +443,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
 
 
 def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
-    """What the workers in the chosen box cost together, and where to look next."""
+    """The joint cost of the workers in the chosen box, with links."""
     if view.box is None:
         return [note("A drag over the map chooses several workers.")]
     values = workers.values(view.position).ravel()

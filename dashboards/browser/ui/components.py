@@ -89,7 +89,7 @@ def folded_panel(title: str, *children: Any, opened: bool = False) -> Component:
 
 
 def halves(*parts: Any) -> Component:
-    """These parts, two in a row; below each other where there is no room."""
+    """These parts, two in a row; below each other on narrow screens."""
     return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
@@ -189,7 +189,7 @@ def html_table(
     style: str = "",
     chosen: Collection[int] = (),
 ) -> Component:
-    """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
+    """A table. `rows`: lists of cells, which become `Td` or `Th` unless they are, or ready-made rows.
 
     `numbers`: the positions of columns that hold figures; `chosen`: of rows that stand out.
     """
@@ -217,7 +217,7 @@ def row_table(
     id: str | None = None,  # noqa: A002 - Dash's name
 ) -> Component:
     """A table as `html_table` makes it; without room for its columns (assets/tables.js), each row becomes a block in
-    which every cell names its column. `label`: what it lists.
+    which every cell names its column. `label`: its content, for screen readers.
     """
     heads = [head[:1].upper() + head[1:] if isinstance(head, str) else head for head in heads]
     whole_table = html_table(heads, rows, numbers, style=style, chosen=chosen)
@@ -235,7 +235,7 @@ def sorting_head(name: str, path: str, *, sorts: bool) -> Component:
 
 
 def _text_of(content: Any) -> str:
-    """The text of a component and of those in it."""
+    """The text of a component and of its children."""
     if isinstance(content, Component):
         return _text_of(getattr(content, "children", None))
     if isinstance(content, list | tuple):

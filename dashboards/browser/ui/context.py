@@ -163,7 +163,7 @@ def viewer() -> Viewer:
 
 
 def _zone(name: str) -> tzinfo:
-    """The time zone of that name; UTC if there is none, since a cookie can hold anything."""
+    """The time zone of that name; UTC for an unknown name, since a cookie can hold anything."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

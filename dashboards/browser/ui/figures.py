@@ -21,7 +21,7 @@ from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine,
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
-#: Characters of a name beside its bar.
+#: Characters of a name next to its bar.
 LONGEST_LABEL = 46
 
 
@@ -160,7 +160,7 @@ def memory_over_time(memory: MemoryTimes) -> Series:
 
 
 def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
-    """What the GPU of each rank did, one part after the other: `by_rank` of the report on a recording, with
+    """The GPU time of each rank, one part after the other: `by_rank` of the report on a recording, with
     `before_first_s` if that is known; of many ranks, the costliest.
     """
     costliest = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])

@@ -1,4 +1,4 @@
-"""What a report says, in sentences.
+"""The sentences about a report.
 
 In: a report, or parts of it, and the map. Out: text and tones for all pages of a job.
 
@@ -32,7 +32,7 @@ _LAUNCH_DELAYS = (LossKind.INPUT, LossKind.HOST)
 
 
 class Tone(StrEnum):
-    """What the colour of a statement means, everywhere: good is green, bad orange, unsure grey. Values: CSS classes."""
+    """The meaning of colours on all pages: good is green, bad orange, unsure grey. Values: CSS classes."""
 
     GOOD = "fine"
     BAD = "slow"
@@ -197,7 +197,7 @@ def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
 
 
 def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
-    """What a cause costs: without the profiler, where that is known."""
+    """The cost of a cause, without the profiler if known."""
     if saves := cause.saves_step_s:
         return f"costs {'at most ' * bound}{seconds(saves.value)} a step without the profiler"
     return cost(cause.saved_s, cause.alone_s, report.job.whole, bound=bound)
@@ -260,7 +260,7 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
 
 
 def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
-    """What is lost over the steps. `by_step`: the rows of that table of the report."""
+    """The course of the loss over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed(map(str, pattern.slow_steps), MOST_NAMED)

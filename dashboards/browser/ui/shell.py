@@ -70,7 +70,7 @@ _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 
 _CODE = re.compile(r"`([^`]+)`")
-#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
+#: Placeholder for the address of the page, which the browser fills in. `printable` removes it from names.
 ADDRESS = "\ue000"
 #: Ranges that end with the job: name and seconds.
 _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
@@ -398,7 +398,7 @@ def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
 
 
 def range_control(job: str, path: str) -> list[Component]:
-    """What range is shown, with links to others and a form; nothing where the job has no times.
+    """The chosen range, with links to others and a form; nothing if the job has no times.
 
     Pages of a job with several windows show the newest one in the range; charts of time show the range alone.
     """

@@ -302,7 +302,7 @@ class Tokens:
         return users[0] if users else None
 
     def _follow_file(self) -> None:
-        """Read the file again if it has changed; one that cannot be read admits nobody."""
+        """Read the file again if it has changed; an unreadable file admits nobody."""
         if self._path is None:
             return
         with self._lock:
@@ -364,7 +364,7 @@ def _digests(tokens: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def _file_state(path: Path | None) -> tuple[int, ...] | None:
-    """Return an identity of the file's current state; None if it is gone."""
+    """An identity of the file's current state; None if it was removed."""
     try:
         status = None if path is None else path.stat()
     except OSError:

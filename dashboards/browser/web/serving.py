@@ -1,4 +1,4 @@
-"""What the dashboard serves besides pages: health, metrics, downloads, search, and the handling of incidents."""
+"""Routes of the dashboard besides pages: health, metrics, downloads, search, and the handling of incidents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
 def handle() -> flask.Response:
     """Add a change to an incident. Raises SelectionError, StoreError."""
     request, store = flask.request, Store(results().path)
-    # A proxy on this machine asks for somebody whom only --auth can name.
+    # Behind a proxy on this machine, only --auth identifies the user.
     forwarded = flask.g.proxied or any(name.startswith(_OF_PROXIES) for name in request.headers.keys(lower=True))
     user = flask.g.get("user") or (current_user() if not forwarded and _is_own(request.environ) else None)
     if user is None:
@@ -385,7 +385,7 @@ def search() -> flask.Response:
 def _search_matches(query: str, job: str | None) -> Iterator[dict[str, str]]:
     """Yield matches in the open job first, then jobs, the costliest first."""
     if job is not None and query:
-        with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find
+        with suppress(NotStoredError):  # removed meanwhile, or without workers: jobs can still match
             yield from _in_job(results().worker_map(job), job, query.casefold())
     names = results().jobs()["name"]
     matching = names.filter(names.str.to_lowercase().str.contains(query.lower(), literal=True))

@@ -72,7 +72,7 @@ class _Shown:
         self.lines = self.state.lines(self.ops)
 
     def header(self) -> dict[str, Any]:
-        """What the browser needs to name ops and rows."""
+        """The fields with which the browser names ops and rows."""
         return {"kinds": list(map(str, KINDS))}
 
     def is_tall(self, stream: str) -> bool:
@@ -88,7 +88,7 @@ class _Shown:
         return results().job(self.stored.name).trace.step_starts.get(self.state.step)
 
     def op_words(self, name: OpName, op: int) -> tuple[str, list[list[str]]]:
-        """What an op is called, and the rows of the side panel: label and value."""
+        """The name of an op, and the rows of the side panel: label and value."""
         ops, kind, facts = self.ops, OpKind(name.kind), _facts_of(self, name.worker)
         ratio = float(ops.ratios(np.array([op]), Replay.RECORDED)[0])
         rows = [
@@ -153,7 +153,7 @@ class _Shown:
 
 
 class _ShownStreams(_Shown):
-    """The same of a job whose ranks have streams and threads, all as recorded."""
+    """The same for a job whose ranks have streams and threads, all as recorded."""
 
     ops: StreamOps
 
@@ -208,7 +208,9 @@ _SHOWN: dict[type[StepOps], type[_Shown]] = {StepOps: _Shown, StreamOps: _ShownS
 
 
 def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
-    """What a request is about. Raises NotStoredError, SelectionError for a state that the job does not have."""
+    """The job, state and ops of a request. Raises NotStoredError, SelectionError for a state that the job does not
+    have.
+    """
     stored = analysed(texts.get("job", ""), with_workers=with_workers)
     read = state_of(results(), stored.name, texts)
     if read.remarks:
@@ -375,7 +377,7 @@ def _worker_name(view: _Shown, index: int) -> str:
 
 
 def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
-    """Parse an integer of that range. Raises SelectionError if it is none."""
+    """Parse an integer in that range. Raises SelectionError."""
     text = texts.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
@@ -393,7 +395,7 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
 
 
 def _arrows(view: _Shown, op: int) -> list[list[list[float]]]:
-    """What the op hands over or waits for, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
+    """The dependencies of the op, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
 
     An op whose stream is not shown is drawn on the first line.
     """
