@@ -104,9 +104,7 @@ def _markdown(name: str, headline: str, rows: list[Row], address: str) -> str:
 
 def _slack(name: str, headline: str, rows: list[Row], address: str) -> str:
     lines = [f"*{name}: {headline}*", *(f"\u2022 *{about}:* {words}" for about, words in rows)]
-    return (
-        "\n".join(printable(line).replace("@", "@\u200b") for line in lines) + f"\n{address}\n"
-    )  # breaks mentions of users
+    return "\n".join(printable(line).replace("@", "@\u200b") for line in lines) + f"\n{address}\n"  # no mentions
 
 
 def _jira(name: str, headline: str, rows: list[Row], address: str) -> str:

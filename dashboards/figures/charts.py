@@ -97,8 +97,7 @@ def worker_heatmap(
 def worker_over_steps(
     workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """A chart of the share of each step that one worker alone costs, in front of the band that contains nine in ten of
-    the others.
+    """The share of each step that one worker alone costs, in front of the band that contains nine in ten of the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
@@ -212,9 +211,7 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
-    """A map of the share of each step (across) that workers (down) alone cost. `cells`: the workers to show, by flat
-    cell number.
-    """
+    """The share of each step (across) that workers (down) alone cost. `cells`: flat cell numbers of these workers."""
     per_worker = workers.per_step.reshape(len(workers.steps), -1).T
     numbers = np.array(cells)
     column_block = max(1, -(-len(workers.steps) * len(numbers) // MOST_CELLS))

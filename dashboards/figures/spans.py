@@ -84,7 +84,7 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
     rows = np.arange(len(workers)) if rows is None else rows
     position = np.repeat(rows, ops.first[workers + 1] - ops.first[workers])
     parts = [
-        _span_columns(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)
+        _columns(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)
     ]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["covers"] = columns["duration"].astype(np.float64)
@@ -110,7 +110,7 @@ def _ops_of(ops: StepOps, workers: Ints) -> Ints:
     return chosen
 
 
-def _span_columns(
+def _columns(
     ops: StepOps, chosen: Ints, position: Ints, lines: Sequence[Line], replay: Replay, window: Window | None
 ) -> dict[str, npt.NDArray[Any]]:
     """The spans of one replay as columns, with their track."""

@@ -135,10 +135,8 @@ class Ledger:
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
         spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
-        parts = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
-        of_many = pl.concat(
-            [parts[np.repeat(np.arange(len(parts)), parts["rows"])].drop("rows"), spent], how="horizontal"
-        )
+        part = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
+        of_many = pl.concat([part[np.repeat(np.arange(len(part)), part["rows"])].drop("rows"), spent], how="horizontal")
         single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
             self._with_weeks(pl.concat([of_many, single]))

@@ -60,8 +60,8 @@ def watch_command(
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
 
-    settings = WatchOptions(**watching)
-    steps, seconds = settings.window_steps, settings.window_seconds
+    chosen = WatchOptions(**watching)
+    steps, seconds = chosen.window_steps, chosen.window_seconds
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
@@ -75,16 +75,16 @@ def watch_command(
     else:
         seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
         metrics = None
-        if settings.metrics is not None:
+        if chosen.metrics is not None:
             from tracekit.collectors.importers.metrics import open_metrics
 
-            metrics = open_metrics(settings.metrics)
+            metrics = open_metrics(chosen.metrics)
         options = LiveOptions(
             directory=source,
             store=store or default_store(),
             name=name or source.absolute().name,
             size=WindowSize(steps, seconds, _FEWEST_STEPS),
-            late_after_s=settings.late_after,
+            late_after_s=chosen.late_after,
             layout=layout,
             consume=consume,
             metrics=metrics,
@@ -95,27 +95,25 @@ def watch_command(
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         deliveries = notifier = tracker = None
-        if settings.notify is not None:
+        if chosen.notify is not None:
             from tracekit.live.receivers import DeliveryLog, Notifier
 
-            deliveries = DeliveryLog(watched, settings.notify)
-            notifier = Notifier(settings.notify, settings.dashboard_url, arrived=deliveries.note)
-        if settings.log is not None:
+            deliveries = DeliveryLog(watched, chosen.notify)
+            notifier = Notifier(chosen.notify, chosen.dashboard_url, arrived=deliveries.note)
+        if chosen.log is not None:
             from tracekit.live.receivers import TrackerProcess
 
             if name is None:
                 raise SelectionError("--log is for one job: name it with --name")
-            tracker = TrackerProcess(settings.log, watched.path, name)
+            tracker = TrackerProcess(chosen.log, watched.path, name)
         watch = Watch(watched, run, name, _log, notifier, deliveries, tracker)
         scrapes = None
-        if settings.metrics_port is not None:
+        if chosen.metrics_port is not None:
             from tracekit.live.metrics import serving_metrics
 
-            serving = serving_metrics(
-                settings.metrics_host, settings.metrics_port, watched, watch, settings.dashboard_url
-            )
+            serving = serving_metrics(chosen.metrics_host, chosen.metrics_port, watched, watch, chosen.dashboard_url)
             port, scrapes = stack.enter_context(serving)
-            _log(f"metrics: http://{settings.metrics_host}:{port}/metrics")
+            _log(f"metrics: http://{chosen.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
             if not _is_post_training(source):
                 _log(f"{source}: no recording there yet; waiting")

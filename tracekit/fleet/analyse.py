@@ -127,7 +127,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
     per_hour = hours / report.step_time_s.recorded
     tables = {
-        "jobs": _frame_of_rows(
+        "jobs": _frame(
             "jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_figures(job, report)}]
         ),
         "workers": _workers(report, gpu_uuids(metadata)),
@@ -290,7 +290,7 @@ def _causes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True))
     ]
-    return _frame_of_rows("causes", rows)
+    return _frame("causes", rows)
 
 
 def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
@@ -303,7 +303,7 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, fix in enumerate(report.fixes)
     ]
-    return _frame_of_rows("fixes", rows)
+    return _frame("fixes", rows)
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[f
     return float(recorded.sum()) * gpus / 3600, False
 
 
-def _frame_of_rows(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     names = rows[0] if rows else ("job",)
     return frame(table, {name: [row[name] for row in rows] for name in names}).with_columns(
         pl.selectors.float().fill_nan(None)

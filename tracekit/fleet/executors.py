@@ -78,7 +78,7 @@ class LocalExecutor:
         try:
             while waiting or running:
                 while len(running) < limit and (
-                    task := self._pop_fitting(waiting, [task for _, task in running.values()])
+                    task := self._pop_next(waiting, [task for _, task in running.values()])
                 ):
                     process = idle.pop() if idle else _Process()
                     running[pool.submit(process.work, task)] = process, task
@@ -96,7 +96,7 @@ class LocalExecutor:
             for process in (*idle, *(process for process, _ in running.values())):
                 process.end()
 
-    def _pop_fitting(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
+    def _pop_next(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
         """Remove and return the first task that fits into memory next to the others."""
         used_bytes = sum(task.memory_bytes for task in running)
         idle = BASE_BYTES * (min(self.processes, len(running) + len(waiting)) - len(running) - 1)

@@ -151,7 +151,7 @@ def figures_of(study: Study) -> FleetFigures:
         groups=_groups(study, jobs),
         patterns=_patterns(study, jobs),
         fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], weight)),
-        paper=beside_paper(jobs, study),
+        paper=tuple(_beside_paper(jobs, study)),
     )
 
 
@@ -405,15 +405,9 @@ class PaperFigure:
     status: str = AS_REPORTED
 
 
-def beside_paper(jobs: pl.DataFrame, study: Study) -> tuple[PaperFigure, ...]:
-    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper.
-
-    The paper's figures have not been checked against its text here: all are shown as reported.
-    """
-    return tuple(_figures(jobs.filter(pl.col("gpus") >= SMALLEST_JOB), study))
-
-
-def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
+def _beside_paper(jobs: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
+    """The paper's figures, as reported, and ours of jobs as large as those in the paper."""
+    large = jobs.filter(pl.col("gpus") >= SMALLEST_JOB)
     slow = large.filter("straggling")
     single = slow.filter(pl.col("m_w") >= 0.5)
     long = large.filter(pl.col("forward_backward_correlation") >= 0.9)

@@ -104,9 +104,7 @@ class LivePostTraining(LiveRun):
             number >= size.steps if size.steps else number >= size.fewest and at_s >= (size.seconds or 0.0)
             for number, at_s in enumerate(passed_s, 1)
         )
-        window = finished[
-            : next((number for number, it_is in enumerate(enough, 1) if it_is), len(finished) * self._ended)
-        ]
+        window = finished[: next((n for n, it_is in enumerate(enough, 1) if it_is), len(finished) * self._ended)]
         return RanksState({0: window}, {0: max(window, default=-1)}, [0])
 
     def _finish_attempt(self) -> None:

@@ -119,9 +119,8 @@ class Watch:
 
     def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:
         now_s = time.time()
-        return [
-            incident for incident in incidents if muted_until(self.store.handled(incident.incident_id), now_s) is None
-        ]
+        changes_of = self.store.handled
+        return [incident for incident in incidents if muted_until(changes_of(incident.incident_id), now_s) is None]
 
 
 def lines(changes: Changes) -> Iterator[str]:

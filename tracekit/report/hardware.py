@@ -370,9 +370,7 @@ def hardware_table(answers: Sequence[OnGpu]) -> Table:
         )
         for answer in answers
     )
-    return Table(
-        "Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _common_notes(answers)
-    )
+    return Table("Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _notes(answers))
 
 
 _NOW = -1
@@ -403,7 +401,7 @@ def _tier(answer: OnGpu) -> str:
     return f"{tier} {shares[tier] / sum(shares.values()):.0%}"
 
 
-def _common_notes(answers: Sequence[OnGpu]) -> str:
+def _notes(answers: Sequence[OnGpu]) -> str:
     """What all rows have in common, and what to know of single ones."""
     step_s = answers[0].step_time_s
     clock = " without the profiler" if step_s.unprofiled else ""

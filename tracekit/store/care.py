@@ -128,7 +128,7 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
         for window, bad in damaged:
             lines += _drop_parts(writer, window, bad)
         without_report = [window for window, bad in damaged if WindowPart.REPORT in bad]
-        lines += _renew_reports(writer, without_report, analyse, show_stage)
+        lines += _renew(writer, without_report, analyse, show_stage)
     try:
         if unnamed:
             lines += _moved_out(store, folder)
@@ -144,9 +144,7 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
 
 
 def _unless_unsafe(read: Callable[[], _Read], otherwise: _Read) -> _Read:
-    """The result of `read`; `otherwise` if something else is in the place of a file or folder, which is reported
-    elsewhere.
-    """
+    """The result of `read`; `otherwise` if something unsafe is in the place of a file, which is reported elsewhere."""
     try:
         return read()
     except UnsafeFileError:
@@ -231,9 +229,7 @@ def _findings(folder: Folder, name: str) -> Findings | None:
         return None
 
 
-def _renew_reports(
-    writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: ShowStage
-) -> Iterator[str]:
+def _renew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: ShowStage) -> Iterator[str]:
     """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
     lost = {(window.job_id, window.number) for window in dropped}
     for window in writer.catalogue.windows():

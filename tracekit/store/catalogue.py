@@ -259,9 +259,7 @@ class Catalogue:
 
     def add_windows(self, windows: Sequence[WrittenWindow]) -> None:
         """Add windows whose files have been written."""
-        facts = (
-            each.key | {"added_at": each.added_at} | _facts(each.item) | _finding_columns(each.item) for each in windows
-        )
+        facts = (each.key | {"added_at": each.added_at} | _facts(each.item) | _verdict(each.item) for each in windows)
         insert(self.connection, "windows", *facts)
         files = [(each.key, part, file) for each in windows for part, file in each.files.items()]
         insert(self.connection, "files", *(key | {"part": part} | asdict(file) for key, part, file in files))
@@ -327,7 +325,7 @@ def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _finding_columns(item: Incoming) -> dict[str, Any]:
+def _verdict(item: Incoming) -> dict[str, Any]:
     """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
         return {}

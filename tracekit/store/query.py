@@ -91,7 +91,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
             while True:
                 try:
                     return _with_possible_times(
-                        _interruptible(connection, lambda: frame(_with_plain_columns(connection.sql(sql))))
+                        _interruptible(connection, lambda: frame(_plain_rows(connection.sql(sql))))
                     )
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
@@ -120,7 +120,7 @@ def _interruptible(connection: duckdb.DuckDBPyConnection, run_query: Callable[[]
         return answer.result()
 
 
-def _with_plain_columns(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+def _plain_rows(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """The query with a name of its own for each column, and text in place of what polars cannot hold."""
     result = query.project("*")  # DuckDB numbers duplicate names
     texts = [

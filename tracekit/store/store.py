@@ -205,9 +205,7 @@ class Store:
             return name
         names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:
-            return next(
-                unused for unused in names if not (catalogue.holds(unused) or catalogue.live.is_watched(unused))
-            )
+            return next(free for free in names if not (catalogue.holds(free) or catalogue.live.is_watched(free)))
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:

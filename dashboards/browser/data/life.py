@@ -87,7 +87,7 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
     events = [
         *_incidents(results, job, parts),
         *_restarts(parts),
-        *(_stall_events(results, job, parts, spans) if few else ()),
+        *(_stalls(results, job, parts, spans) if few else ()),
     ]
     visible = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
@@ -223,7 +223,7 @@ def _restarts(parts: pl.DataFrame) -> Iterator[Event]:
         yield Event("restart", start_s, start_s, f"another attempt, from window {number} on", number)
 
 
-def _stall_events(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
+def _stalls(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
     """Checkpoints and evaluations that made a step longer."""
     times = {
         (window, step): (start, end)

@@ -268,14 +268,10 @@ class Results:
         return self._job(self._row(stored.name) | window)
 
     def _job(self, row: dict[str, Any]) -> Job:
-        return self._cached_of_row(
-            row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"]))
-        )
+        return self._cached(row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"])))
 
     def trace(self, name: str) -> Trace:
-        """The trace of a pipeline, read anew. Raises NotStoredError if the job is not a pipeline or its ops were
-        removed.
-        """
+        """The trace of a pipeline, read anew. Raises NotStoredError for other jobs, or without its ops."""
         row = self._pipeline(name)
         return cast("Trace", self.store.load(row["name"], row["number"]))
 
@@ -376,8 +372,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._cached_of_row(row, ("stored",), self._kept, self._read_stored)
-        worker_steps = self._cached_of_row(row, ("workers",), self._kept, self._read_worker_steps)
+        stored = self._cached(row, ("stored",), self._kept, self._read_stored)
+        worker_steps = self._cached(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, coverage = stored.report.by_worker or [], stored.report.coverage
@@ -402,9 +398,9 @@ class Results:
         self, name: str, key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._cached_of_row(self._row(name), key, cache, read)
+        return self._cached(self._row(name), key, cache, read)
 
-    def _cached_of_row(
+    def _cached(
         self, row: dict[str, Any], key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         # Identifies a window of the list of jobs, also among later windows of the same name.

@@ -118,10 +118,8 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
         takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saved per {report.job.whole}"
         table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
         lists.append(html.Div(table, className="half"))
-    explanation = note(
-        "Prices are those of fixes: the job is replayed with launch delays, everything else as recorded."
-    )
-    return [html.Div(lists, className="row"), explanation] if lists else []
+    hint = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
+    return [html.Div(lists, className="row"), hint] if lists else []
 
 
 def losses(report: Report) -> list[Component]:

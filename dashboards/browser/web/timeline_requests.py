@@ -208,9 +208,7 @@ _SHOWN: dict[type[StepOps], type[_Shown]] = {StepOps: _Shown, StreamOps: _ShownS
 
 
 def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
-    """The job, state and ops of a request. Raises NotStoredError, SelectionError for a state that the job does not
-    have.
-    """
+    """The job, state and ops of a request. Raises NotStoredError, SelectionError for an invalid state."""
     stored = analysed(texts.get("job", ""), with_workers=with_workers)
     read = state_of(results(), stored.name, texts)
     if read.remarks:
