@@ -168,7 +168,7 @@ def figure_columns(rows: Iterable[Sequence[object]]) -> list[int]:
     return [number for number, column in columns if number and all(map(_FIGURE.match, map(str, column)))]
 
 
-def published_instead(report: Report) -> str:
+def published_difference(report: Report) -> str:
     """The result of the published rules if it differs; empty if they agree."""
     method = report.method
     if not method or method.name is Method.PUBLISHED or not method.published_slowdown or not report.slowdown:

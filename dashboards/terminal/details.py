@@ -34,7 +34,7 @@ from tracekit.dashboards.terminal.tables import (
     slowdown_text,
     steps_line,
 )
-from tracekit.dashboards.words import fix_table, published_instead, worker_label
+from tracekit.dashboards.words import fix_table, published_difference, worker_label
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.finding import LossKind
 from tracekit.report.questions import Optimum, change_text
@@ -97,7 +97,7 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
     yield "Replay", figures
     yield "Receives", _posting(report)
-    if instead := published_instead(report):
+    if instead := published_difference(report):
         yield "Published", f"the published method says {instead}"
 
 

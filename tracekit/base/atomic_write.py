@@ -84,7 +84,7 @@ class OutputPlace:
             raise self.error(error) from None
         if stat.S_ISREG(status.st_mode):
             return self._checked_file()
-        raise OutputError(f"{self.path}: {self._what_is_no_file(status)}")
+        raise OutputError(f"{self.path}: {self._describe_special(status)}")
 
     def put(self, temporary: Path) -> None:
         """Move the complete file `temporary`, which is in the same folder, into place, after checking the place again.
@@ -128,7 +128,7 @@ class OutputPlace:
             )
         return status
 
-    def _what_is_no_file(self, status: os.stat_result) -> str:
+    def _describe_special(self, status: os.stat_result) -> str:
         """Why the existing thing is not replaced, and what to do."""
         description = ""
         if stat.S_ISLNK(status.st_mode):

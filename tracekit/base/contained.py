@@ -118,9 +118,9 @@ class Contained:
         """A new file to write. Raises FileExistsError."""
         return open(self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
 
-    def append(self, name: str, lines: bytes, *, lasting: bool = False) -> None:
+    def append(self, name: str, lines: bytes, *, durable: bool = False) -> None:
         """Append lines, each with its end, to a new or existing file in one write, so that lines of two writers do not
-        mix; they do not continue a line of which a killed writer has written only a part. `lasting`: synced to the
+        mix; they do not continue a line of which a killed writer has written only a part. `durable`: synced to the
         disk.
 
         Raises UnsafeFileError if the file has another name, which can be outside the folder. What was written of lines
@@ -143,7 +143,7 @@ class Contained:
                 torn = True
             else:
                 raise OSError(errno.EIO, "only a part of a line was written", str(self.root / name))
-            if lasting:
+            if durable:
                 os.fsync(handle)
         finally:
             os.close(handle)
@@ -153,10 +153,10 @@ class Contained:
         is killed, or fails, leaves the existing one.
         """
         folder, slash, last = name.rpartition("/")
-        self.put_by(name, f"{folder}{slash}.{last}.unfinished", lambda file: file.write(content), lasting=True)
+        self.put_by(name, f"{folder}{slash}.{last}.unfinished", lambda file: file.write(content), durable=True)
 
-    def put_by(self, name: str, unfinished: str, write: Callable[[BinaryIO], object], *, lasting: bool = False) -> None:
-        """The same with what `write` writes; synced only if `lasting`. `unfinished`: the name until then, in the same
+    def put_by(self, name: str, unfinished: str, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+        """The same with what `write` writes; synced only if `durable`. `unfinished`: the name until then, in the same
         folder, for this writer alone.
         """
         self.remove(unfinished)
@@ -164,7 +164,7 @@ class Contained:
             with self.new(unfinished) as file:
                 write(file)
                 file.flush()
-                if lasting:
+                if durable:
                     os.fsync(file.fileno())
             self.rename(unfinished, name, replacing=True)
         except BaseException:
@@ -172,8 +172,8 @@ class Contained:
                 self.remove(unfinished)
             raise
 
-    def make_folder(self, name: str, *, lasting: bool = False) -> bool:
-        """Make a folder and those above it, unless they are there; returns whether it was made. `lasting`: the names of
+    def make_folder(self, name: str, *, durable: bool = False) -> bool:
+        """Make a folder and those above it, unless they are there; returns whether it was made. `durable`: the names of
         new ones are synced to the disk.
         """
         is_new, parts = False, name.split("/")
@@ -186,7 +186,7 @@ class Contained:
                     is_new = False
             with self._descriptor_of(below, _FOLDER):  # refuses what is no folder
                 pass
-            if is_new and lasting:
+            if is_new and durable:
                 self.sync_folder("/".join(parts[: depth - 1]))
         return is_new
 

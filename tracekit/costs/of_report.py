@@ -112,8 +112,8 @@ def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...],
     priced = [(position, cause) for position, cause in enumerate(report.findings) if cause.priced]
     priced.sort(key=lambda finding: finding[1] is not leading)
     return {
-        at: (account.ranks, account.hosts, account.first_step)
-        for (at, _), account in zip(priced, report.answer.accounts, strict=False)
+        position: (account.ranks, account.hosts, account.first_step)
+        for (position, _), account in zip(priced, report.answer.accounts, strict=False)
     }
 
 

@@ -81,7 +81,7 @@ class JobFile(Struct, frozen=True):
         return trace.redacted() if self.redact else trace
 
 
-class _Seen(Struct, frozen=True):
+class _BatchFacts(Struct, frozen=True):
     """Facts about a batch: the `ranks` of its workers, the number of worker-steps, and `cut_steps`."""
 
     ranks: Mapping[Worker, int]
@@ -92,7 +92,7 @@ class _Seen(Struct, frozen=True):
 class _Result(Struct, frozen=True):
     """The result of a batch: `asked` and its `part` of the question, or the replayed steps; or its error."""
 
-    seen: _Seen | None
+    seen: _BatchFacts | None
     asked: Callable[[Sequence[Any]], Any] | None
     part: Any
 
@@ -116,7 +116,7 @@ def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequenc
             seen, trace, lanes, divided.asked = _load(placed)
         else:
             trace = job.read(steps)
-            seen = _Seen(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
+            seen = _BatchFacts(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
             lanes = place_lanes(trace, divided)
             # can be pickled
             trace = replace(trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata))
@@ -156,13 +156,13 @@ def analysed_in_batches(
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")
     job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
-    run = _Whole(job, executor)
+    run = _BatchedJob(job, executor)
     while (parts := run.replayed(steps, batch_ops)) is None:
         pass
     return run.analysis(joined(parts), ops, len(steps), evidence_ops, options)
 
 
-class _Whole:
+class _BatchedJob:
     """The analysis of a job in rounds. `steps`: ops of each step that is not left out."""
 
     def __init__(self, job: JobFile, executor: Executor) -> None:
@@ -170,7 +170,7 @@ class _Whole:
         self.left_out: tuple[int, ...] = ()
         self.dropped: tuple[tuple[int, int], ...] = ()
         self.answers: list[Any] = []
-        self.seen: list[_Seen] = []
+        self.seen: list[_BatchFacts] = []
         self.steps: dict[int, int] = {}
 
     def replayed(self, steps: Mapping[int, int], batch_ops: int) -> list[ReplayedSteps] | None:
@@ -252,9 +252,9 @@ class _Whole:
         from tracekit.analysis.job.pipeline_report import ReplayedJob, published_graph
 
         sampled = _spread(self.steps, evidence_ops)
-        all_here, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))
-        trace = self.job.read([*sampled, *left_out] if all_here else sampled)
-        replayed = trace.without_steps(left_out) if all_here and left_out else trace
+        all_sampled, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))
+        trace = self.job.read([*sampled, *left_out] if all_sampled else sampled)
+        replayed = trace.without_steps(left_out) if all_sampled and left_out else trace
         graph = JobGraph.from_trace(replayed, self.job.method, Divided(self.answers))
         op_graph = structs.replace(graph.graph, dropped_lanes=self.dropped)
         graph = structs.replace(graph, graph=op_graph, left_out_steps=left_out)
@@ -264,13 +264,13 @@ class _Whole:
             trace=trace.outline(),
             ops=ops,
             graph=graph,
-            published=published_graph(trace, graph) if all_here else None,
+            published=published_graph(trace, graph) if all_sampled else None,
         )
         del trace, replayed
         analysed = lean.analysed(options)
         attribution = structs.replace(analysed.attribution, **fields)
         diagnosis = analysed.diagnosis
-        if not all_here:
+        if not all_sampled:
             trust = attribution.trust_given(diagnosis.trust.unexplained)
             reasons = trust.reasons or diagnosis.trust.reasons
             trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
@@ -285,8 +285,8 @@ class _Whole:
             coverage=TraceCoverage.of(lean.trace.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
-            published=analysed.published if all_here else None,
-            evidence_steps=None if all_here else len(sampled),
+            published=analysed.published if all_sampled else None,
+            evidence_steps=None if all_sampled else len(sampled),
         ).analysis()
 
     def _ranks(self) -> dict[Worker, int]:

@@ -172,7 +172,7 @@ class Study:
         except OSError as error:
             raise _cannot_write(self.path, error) from None
 
-    def note_seen(self, source: StudySource, outcome: TaskOutcome) -> None:
+    def log_seen(self, source: StudySource, outcome: TaskOutcome) -> None:
         """Note the content of a source, so that a run after a killed one need not read it again. Raises OSError."""
         if outcome.digest is not None:
             self.contained.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
@@ -382,7 +382,7 @@ def _analyse(
     for last in (False, True):
         retried = []
         for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
-            study.note_seen(of_url[outcome.url], outcome)
+            study.log_seen(of_url[outcome.url], outcome)
             if outcome.died and not last:
                 retried.append(outcome.url)
                 continue

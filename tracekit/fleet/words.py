@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import counted, seconds, short, three_digits, with_error
 from tracekit.fleet.figures import CITATION, CONFIDENCE, SHARE, FixOfFleet, FleetFigures, Interval
 from tracekit.fleet.study_tables import EVERYWHERE
-from tracekit.report.comparison import in_all
+from tracekit.report.comparison import total_of
 from tracekit.report.finding import kind_words
 from tracekit.report.tables import Table
 
@@ -59,7 +59,7 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
         given_back = f"{_saved_hours(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
         yield "Best fix", f"{_fix(best)}: gives back {given_back}, in {best.jobs:,} jobs"
     if figures.applied:
-        yield "Applied", in_all(figures.applied)
+        yield "Applied", total_of(figures.applied)
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {figures.samples:,} samples"
     if len(figures.analyses) > 1:
         yield "Mixed", f"jobs of {len(figures.analyses)} versions of the analysis: run the sources again"

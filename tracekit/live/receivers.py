@@ -35,7 +35,7 @@ from tracekit.base.paths import object_url
 from tracekit.base.text import printable
 from tracekit.live.incident_words import advice, incident_texts, lasted, page_of, since_words, utc
 from tracekit.store import Incident, Store
-from tracekit.store.folder import TOLD
+from tracekit.store.folder import DELIVERIES
 
 #: Limit of waiting items; beyond it, the oldest is dropped.
 MOST_WAITING = 100
@@ -334,7 +334,7 @@ class DeliveryLog:
         digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._unwritten = ""  # the store may not be there yet
         self._folder = Contained(store.path) if object_url(store.path) is None else None
-        self._name = f"{TOLD}/{digest}"
+        self._name = f"{DELIVERIES}/{digest}"
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
         """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
@@ -364,7 +364,7 @@ class DeliveryLog:
         if self._folder is None or not self._unwritten:
             return
         with suppress(OSError, UnsafeFileError):  # at worst, an incident is reported twice
-            self._folder.make_folder(TOLD)
+            self._folder.make_folder(DELIVERIES)
             self._folder.append(self._name, self._unwritten.encode())
             self._unwritten = ""
 

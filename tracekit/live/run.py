@@ -267,8 +267,7 @@ class LiveRun:
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
                 self._log(
-                    f"{title}: cannot be analysed: {_one_line(error)}"
-                    f"{where_traceback_is(self.options.store, title, error)}"
+                    f"{title}: cannot be analysed: {_one_line(error)}{log_traceback(self.options.store, title, error)}"
                 )
                 return
             self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {_one_line(error)}"))
@@ -314,7 +313,7 @@ class LiveRun:
             why = f"the analysis failed, which is a bug of tracekit ({_one_line(error)})"
             self._log(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
-                f" `tracekit store export`{where_traceback_is(self.options.store, title, error)}"
+                f" `tracekit store export`{log_traceback(self.options.store, title, error)}"
             )
             return Unanalysed(why)
 
@@ -361,7 +360,7 @@ def _one_line(error: Exception) -> str:
     return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
 
 
-def where_traceback_is(store: Path, title: str, error: Exception) -> str:
+def log_traceback(store: Path, title: str, error: Exception) -> str:
     """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
     if isinstance(error, TracekitError):
         return ""

@@ -209,7 +209,7 @@ class ComparedOutput(CompareOutput, frozen=True, kw_only=True):
     fix: AppliedFix | None
 
 
-def in_all(fixes: Sequence[AppliedFix]) -> str:
+def total_of(fixes: Sequence[AppliedFix]) -> str:
     """What several fixes gave back together."""
     expected, got = (sum(getattr(fix, f"{name}_gpu_hours_per_day") for fix in fixes) for name in ("expected", "got"))
     many = "1 fix" if len(fixes) == 1 else f"{len(fixes):,} fixes"

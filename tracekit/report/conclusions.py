@@ -372,7 +372,7 @@ def hostlist(names: Iterable[str]) -> str:
         group = _group(name)
         key = group if group in padded and len(match[2]) > 1 else (match[1], 1)
         numbers.setdefault(key, []).append(int(match[2]))
-    lists = [_with_brackets(prefix, width, found) for (prefix, width), found in sorted(numbers.items())]
+    lists = [_with_brackets(prefix, width, group) for (prefix, width), group in sorted(numbers.items())]
     return ",".join([*plain, *lists])
 
 

@@ -75,7 +75,7 @@ def is_table(path: Path) -> bool:
         return False
 
 
-def a_table(path: Path, wanted: Content = Content.TRACE) -> str:
+def table_text(path: Path, wanted: Content = Content.TRACE) -> str:
     """The error about a table of a report."""
     title = "a table that tracekit wrote with --parquet"
     return written(title, "read it with polars or pandas")(Look(path), wanted)
@@ -97,7 +97,7 @@ def _layout(look: Look, wanted: Content) -> str:
     return f"a layout, not {wanted}; give it with its trace: `{command('whatif', 'TRACE', '--layout', look.path)}`"
 
 
-def to_have(wanted: Content) -> str:
+def to_get(wanted: Content) -> str:
     """How to get the content that a command wants."""
     match wanted:
         case Content.DUMPS:
@@ -112,12 +112,12 @@ def to_have(wanted: Content) -> str:
 
 def _describe_text(look: Look, wanted: Content) -> str:
     kind = "a file" if b"\0" in look.head else "a text file"
-    return f"{kind}, not {wanted}; {to_have(wanted)}"
+    return f"{kind}, not {wanted}; {to_get(wanted)}"
 
 
 def _json(_: Look, wanted: Content) -> str:
     kind = "not JSON that tracekit reads" if wanted is Content.TRACE else f"JSON, not {wanted}"
-    return f"{kind}; {to_have(wanted)}"
+    return f"{kind}; {to_get(wanted)}"
 
 
 def _with_advice(title: str, advice: str) -> _Sentence:
@@ -172,7 +172,7 @@ MISFITS = (
     _other(
         "empty-folder",
         lambda look: look.is_folder and not look.entries,
-        lambda _, wanted: f"an empty folder, not {wanted}; {to_have(wanted)}",
+        lambda _, wanted: f"an empty folder, not {wanted}; {to_get(wanted)}",
     ),
     _other(
         "empty-files",
@@ -239,7 +239,7 @@ def read_canonical(path: Path, *, layout: Path | None, unit: TimeUnit | None) ->
     except FormatError:
         if not is_table(path):
             raise
-        raise FormatError(f"{path}: {a_table(path)}") from None
+        raise FormatError(f"{path}: {table_text(path)}") from None
 
 
 def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
@@ -292,7 +292,7 @@ def _parquet(look: Look, wanted: Content) -> str:
             return _trace("a trace")(look, wanted)
     except TracekitError:
         pass
-    return a_table(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}; {to_have(wanted)}"
+    return table_text(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}; {to_get(wanted)}"
 
 
 def _report(look: Look, wanted: Content) -> str:

@@ -17,7 +17,7 @@ from tracekit.base.text import short
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import if_nobody_writes
+from tracekit.store.catalogue_file import excluding_writers
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.hangs import hang_files, read_hang
@@ -85,7 +85,7 @@ def _not_in_progress(
     order, is nobody's work. Nor is anything while no writer is there.
     """
     before = set(_files_of_jobs(folder))
-    with if_nobody_writes(folder.catalogue) as no_writer:
+    with excluding_writers(folder.catalogue) as no_writer:
         at_work = set() if no_writer else folder.noted_files()
         with store.reading() as catalogue:
             referenced = folder.named_files(catalogue)
@@ -178,7 +178,7 @@ def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
     with store.writing() as writer:  # now that the catalogue no longer names them, and while no writer adds files
         for name in _unnamed(writer.catalogue, folder):
             moved = f"{out}{name.removeprefix(JOBS)}"
-            folder.contained.make_folder(target := moved.rpartition("/")[0], lasting=True)
+            folder.contained.make_folder(target := moved.rpartition("/")[0], durable=True)
             folder.contained.rename(name, moved)
             folder.contained.sync_folder(target)
             yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"

@@ -167,7 +167,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def if_nobody_writes(path: Path) -> Iterator[bool]:
+def excluding_writers(path: Path) -> Iterator[bool]:
     """Yield whether no process writes the catalogue at `path`; if so, writers wait until this ends. Changes nothing.
 
     The kernel releases the lock of a writer that ends, however it ends.

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
-TOLD, WATCH_ERRORS = "told", "watch-errors.log"
+DELIVERIES, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
@@ -244,7 +244,7 @@ class Folder:
                 self.contained.status(name)
             except UnsafeFileError as error:
                 yield str(error)
-        for name in (JOBS, LEFT_OUT, HANDLED, HANGS, TOLD):
+        for name in (JOBS, LEFT_OUT, HANDLED, HANGS, DELIVERIES):
             yield from self.contained.unsafe(name, deep=name == JOBS)
 
     # ---- writing
@@ -326,7 +326,7 @@ class Folder:
     def _write(self, job_id: int, number: int, parts: _Parts, ending: str = "") -> dict[WindowPart, StoredFile]:
         """Write files, those with an `ending` under another name first."""
         folder = f"{JOBS}/{job_id}"
-        self.contained.make_folder(folder, lasting=True)
+        self.contained.make_folder(folder, durable=True)
         written = {}
         for part, write in parts.items():
             name = name_of(job_id, number, part)

@@ -47,7 +47,7 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport)
     created_at, contained = datetime.now(UTC), Contained(folder)
     stored = StoredHang(job, created_at.timestamp(), tuple(lines), report)
     name = f"{HANGS}/{created_at:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
-    contained.make_folder(HANGS, lasting=True)
+    contained.make_folder(HANGS, durable=True)
     contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
     contained.sync_folder(HANGS)
 

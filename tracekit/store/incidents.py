@@ -222,8 +222,8 @@ def write_applied(store: Path, fix: AppliedFix) -> None:
 
 def _append(store: Path, name: str, record: msgspec.Struct) -> None:
     folder = Contained(store)
-    folder.make_folder(HANDLED, lasting=True)
-    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", lasting=True)
+    folder.make_folder(HANDLED, durable=True)
+    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", durable=True)
     folder.sync_folder(HANDLED)
     folder.touch_folder(HANDLED)  # so that `Store.state` changes
 

@@ -250,13 +250,13 @@ class LiveTables:
 
         `most`: limit for the open ones, and for the closed ones.
         """
-        which = {"name": name, "open": only_open, "after": after, "known": list(numbers), "most": most}
+        which = {"name": name, "open": only_open, "after": after, "fields": list(numbers), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened_at), first, last, clear, closed and _utc(closed), closed_by, *known
+                number, job, cause, _utc(opened_at), first, last, clear, closed and _utc(closed), closed_by, *fields
             )
-            for number, job, text, opened_at, first, last, clear, closed, closed_by, *known in rows
+            for number, job, text, opened_at, first, last, clear, closed, closed_by, *fields in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 

@@ -301,7 +301,7 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
     return fig
 
 
-def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
+def event_chart(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
     """A chart with a row for each kind of event and a bar for the duration of each."""
     kinds = list(dict.fromkeys(event.kind for event in events))
     fig = figure(theme, height=60 + _ROW_PX * len(kinds))

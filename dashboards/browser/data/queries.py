@@ -146,21 +146,21 @@ class Results:
         self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
         self._runs = ResultCache(RUNS_KEPT)
 
-    def at_one_state(self) -> Results:
+    def pinned(self) -> Results:
         """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
-        return self._but(_pinned=[])
+        return self._copy_with(_pinned=[])
 
     def of_window(self, name: str, number: int) -> Results:
         """A copy that reads window `number` of the job `name` instead of its newest."""
-        return self._but(_chosen=(name, number), _range=None)
+        return self._copy_with(_chosen=(name, number), _range=None)
 
-    def of_range(self, name: str, newest: int, since: float, until: float) -> Results:
+    def in_range(self, name: str, newest: int, since: float, until: float) -> Results:
         """A copy that judges the part of the run of the job `name` between two times, seconds since the epoch, and else
         reads window `newest` of it.
         """
-        return self._but(_chosen=(name, newest), _range=(name, since, until))
+        return self._copy_with(_chosen=(name, newest), _range=(name, since, until))
 
-    def _but(self, **fields: Any) -> Results:
+    def _copy_with(self, **fields: Any) -> Results:
         """A copy that shares caches, with these fields replaced."""
         changed = copy(self)
         vars(changed).update(fields)

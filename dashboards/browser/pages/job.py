@@ -274,7 +274,7 @@ def _action(stored: Stored, report: Report) -> Component:
         return html.Div(html.P(message), className="action")
     first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
     details = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
-    parts = [*details, way(stored, "price other fixes", "/whatif")]
+    parts = [*details, page_link(stored, "price other fixes", "/whatif")]
     return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
 
 
@@ -282,14 +282,14 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
-    path = way(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
+    path = page_link(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
     why, since = answer.why, since_words(report, viewer().zone)
     if why and main_clause(why) in answer.headline:
         why = None
     return [
-        ("Who", answer.who and answer.who + since, way(stored, "worker map", "/workers", worker=culprit(report))),
+        ("Who", answer.who and answer.who + since, page_link(stored, "worker map", "/workers", worker=culprit(report))),
         ("Why", why, path),
-        ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
+        ("Costs", answer.cost, path if why is None else page_link(stored, "steps", "/workers")),
         ("More to check", answer.check, None),
         ("Run", others_note(stored, report), None),
         ("Trust", trust, None),
@@ -297,7 +297,7 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     ]
 
 
-def way(stored: Stored, words: str, path: str, **state: object) -> Component | None:
+def page_link(stored: Stored, words: str, path: str, **state: object) -> Component | None:
     """A link to a page of the job that is about workers; None if the job has none."""
     address = _workers_address(stored, path, **state)
     return None if address is None else dcc.Link(words, href=address, className="way")

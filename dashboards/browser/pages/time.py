@@ -15,7 +15,7 @@ from tracekit.base.text import seconds, short
 from tracekit.dashboards.browser.data.life import (
     Event,
     Life,
-    happened,
+    event_chart,
     losses,
     on_the_clock,
     rates,
@@ -118,7 +118,7 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
         rows = [_row(event, where(event.window, event.step)) for event in life.events[-MOST_LISTED:]]
         chart = shown(
             "What happened",
-            happened(life.events, theme, where),
+            event_chart(life.events, theme, where),
             "Events over time, a row for each kind",
             table,
             "time-events",
@@ -134,7 +134,7 @@ def _row(event: Event, where: str | None) -> list[Any]:
 
 @answers(Output("time-different", "children"), Input("time-ask", "n_clicks"), State("time-job", "data"))
 @guarded
-def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
+def compare_range(_clicks: int | None, job: str) -> list[Component]:
     """The labels with a larger share of the excess time of the ops in the range than of those around it."""
     reads, chosen = results(), chosen_range(job)
     if chosen is None:

@@ -29,7 +29,7 @@ from tracekit.dashboards.browser.data.replays import (
 )
 from tracekit.dashboards.browser.data.stored_kinds import StoredKind
 from tracekit.dashboards.browser.pages.whatif_parts import (
-    Seen,
+    CurrentAnswers,
     answer_panel,
     ask_button,
     fixes_panel,
@@ -37,7 +37,7 @@ from tracekit.dashboards.browser.pages.whatif_parts import (
     kept_panel,
     losses,
 )
-from tracekit.dashboards.browser.ui.components import attributes, choice, note, panel, text_field, told
+from tracekit.dashboards.browser.ui.components import attributes, choice, error_message, note, panel, text_field
 from tracekit.dashboards.browser.ui.context import results, service
 from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.report import Report
@@ -79,7 +79,7 @@ class Asking(TypedDict):
     remarks: list[str]
 
 
-class Drawn(TypedDict):
+class Signatures(TypedDict):
     """Signatures of the live parts of the page, so that none is drawn again without a change."""
 
     answer: str
@@ -87,7 +87,7 @@ class Drawn(TypedDict):
     losses: str
 
 
-class Answered(TypedDict):
+class PollState(TypedDict):
     """The last poll of the page that was answered, and whether a replay is still running."""
 
     asked: int
@@ -119,11 +119,11 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
         dcc.Store(id="whatif-drawn", data=dict(_signatures(seen))),
         dcc.Store(id="whatif-asked", data=0),
-        dcc.Store(id="whatif-answered", data=dict(Answered(asked=0, pending=seen.pending))),
+        dcc.Store(id="whatif-answered", data=dict(PollState(asked=0, pending=seen.pending))),
     ]
 
 
-def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
+def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> CurrentAnswers:
     """Ask for all answers of the page; waits only for the first."""
     others, remarks = read_kept(state["beside"])
     try:
@@ -137,12 +137,12 @@ def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0
     wait_s = wait_s if status is None else 0.0
     kept_answers = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
     on_gpus = tuple((question, service().replays.ask(stored, question.query)) for question in gpu_questions(report))
-    return Seen(query, status, wrong, kept_answers, (*state["remarks"], *remarks), on_gpus)
+    return CurrentAnswers(query, status, wrong, kept_answers, (*state["remarks"], *remarks), on_gpus)
 
 
-def _signatures(seen: Seen) -> Drawn:
+def _signatures(seen: CurrentAnswers) -> Signatures:
     question = (seen.query, seen.status, seen.wrong)
-    return Drawn(
+    return Signatures(
         answer=repr((*question, [query for query, _ in seen.beside])),
         beside=repr((*question, seen.beside, seen.beside_problems)),
         losses=repr(seen.on_gpus),
@@ -152,7 +152,7 @@ def _signatures(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(kind: StoredKind, report: Report, state: Asking, seen: Seen) -> list[Component]:
+def _form(kind: StoredKind, report: Report, state: Asking, seen: CurrentAnswers) -> list[Component]:
     action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
@@ -221,9 +221,16 @@ def _report(job: str) -> Report:
     return report
 
 
-def _not_shown(error: Exception) -> list[Any]:
+def _error_parts(error: Exception) -> list[Any]:
     """An error in place of the answers; the page stops polling until another question."""
-    return [told(error), [], no_update, None, Drawn(answer="", beside="", losses=""), Answered(asked=0, pending=False)]
+    return [
+        error_message(error),
+        [],
+        no_update,
+        None,
+        Signatures(answer="", beside="", losses=""),
+        PollState(asked=0, pending=False),
+    ]
 
 
 @answers(
@@ -236,9 +243,9 @@ def _not_shown(error: Exception) -> list[Any]:
     Input("whatif-state", "data"),
     Input("whatif-asked", "data"),
     State("whatif-drawn", "data"),
-    on_error=_not_shown,
+    on_error=_error_parts,
 )
-def show(state: Asking, asked: int, before: Drawn) -> Any:
+def show(state: Asking, asked: int, before: Signatures) -> Any:
     """The current answers; parts without a change are not drawn again."""
     stored = results().stored(state["job"])
     if stored.report is None:
@@ -252,7 +259,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
         no_update if drawn["losses"] == before["losses"] else gpu_prices(stored.report, seen),
         no_update if same else seen.wrong,
         no_update if drawn == before else drawn,
-        Answered(asked=asked, pending=seen.pending),
+        PollState(asked=asked, pending=seen.pending),
     )
 
 

@@ -50,7 +50,7 @@ MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CurrentAnswers:
     """The current answers to the questions of a page."""
 
     query: WhatifQuery | None
@@ -100,7 +100,7 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     )
 
 
-def gpu_prices(report: Report, seen: Seen) -> list[Component]:
+def gpu_prices(report: Report, seen: CurrentAnswers) -> list[Component]:
     """What makes the GPUs idle, which ranks are late, which ops take long: each with its price, the largest first."""
     groups: dict[str, list[tuple[float, list[Any]]]] = {}
     for question, status in seen.on_gpus:
@@ -183,7 +183,7 @@ def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Compone
     )
 
 
-def answer_panel(report: Report, seen: Seen) -> Component | None:
+def answer_panel(report: Report, seen: CurrentAnswers) -> Component | None:
     """The answer to the question, or its progress; None without a question."""
     match seen.status:
         case None if seen.wrong is None:
@@ -209,7 +209,7 @@ def _progress(phase: Phase) -> Component:
     return html.Ol(items, className="phases")
 
 
-def _keep_button(seen: Seen) -> Component:
+def _keep_button(seen: CurrentAnswers) -> Component:
     others = [query for query, _ in seen.beside]
     if seen.query in others:
         return html.Span("Kept for comparison below")
@@ -268,7 +268,7 @@ def _answer_parts(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> l
     return [*parts, html.Div(cards, className="figures"), footing]
 
 
-def kept_panel(report: Report, seen: Seen) -> Component | None:
+def kept_panel(report: Report, seen: CurrentAnswers) -> Component | None:
     """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
     rows = list(seen.beside)
     current = (

@@ -258,7 +258,7 @@ class Clicked(TypedDict):
     box: NotRequired[tuple[tuple[int, int], tuple[int, int]]]
 
 
-class Shown(TypedDict):
+class ViewData(TypedDict):
     """The stored view of the page: `view_state.address`."""
 
     step: int | None
@@ -290,7 +290,7 @@ def change(
     _workers: Any,
     _hosts: Any,
     job: str,
-    view_data: Shown,
+    view_data: ViewData,
 ) -> Any:
     """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.

@@ -111,12 +111,12 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
         try:
             return build(*args, **kwargs)
         except Exception as error:
-            return told(error)
+            return error_message(error)
 
     return safely
 
 
-def told(error: Exception) -> Component:
+def error_message(error: Exception) -> Component:
     """The message for an error. Errors of tracekit itself are logged with a traceback."""
     if isinstance(error, NotStoredError):
         return problem(str(error), link=dcc.Link("All jobs", href=href("/")))
@@ -317,7 +317,7 @@ def scale(name: str, label: str, maximum: int, value: int) -> Component:
     return html.Label([html.Span(label, className="unseen"), knob], className="scale")
 
 
-class _Drawn(Component):
+class _ReactComponent(Component):
     """A component of `assets/`, with these properties."""
 
     _namespace: str
@@ -333,9 +333,9 @@ class _Drawn(Component):
         super().__init__(**values)
 
 
-def _component_class(namespace: str, name: str, *properties: str) -> type[_Drawn]:
+def _component_class(namespace: str, name: str, *properties: str) -> type[_ReactComponent]:
     definition = {"_namespace": namespace, "_type": name, "_properties": properties}
-    return type(name, (_Drawn,), {"__module__": __name__, **definition})
+    return type(name, (_ReactComponent,), {"__module__": __name__, **definition})
 
 
 #: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.

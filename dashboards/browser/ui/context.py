@@ -79,7 +79,7 @@ def results() -> Results:
     job, its results are of that window.
     """
     if "results" not in flask.g:
-        flask.g.results = service().results.at_one_state()
+        flask.g.results = service().results.pinned()
         requested = _requested()
         job, window = requested.get("job") or None, requested.get("window", "")
         with suppress(SelectionError):  # the page says it
@@ -123,7 +123,7 @@ def choose_range(job: str | None, since: str, until: str) -> None:
     spans = results().spans(name, 1, chosen.since, chosen.until)
     if spans.is_empty():
         raise SelectionError(f"{words}: no step of this job is in that range")
-    flask.g.results = results().of_range(name, int(spans["last"][0]), chosen.since, chosen.until)
+    flask.g.results = results().in_range(name, int(spans["last"][0]), chosen.since, chosen.until)
     flask.g.range = (name, chosen)
 
 

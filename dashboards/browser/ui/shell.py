@@ -30,6 +30,7 @@ from tracekit.dashboards.browser.data.stored_kinds import PIPELINE
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     badge,
+    error_message,
     guarded,
     href,
     note,
@@ -37,7 +38,6 @@ from tracekit.dashboards.browser.ui.components import (
     problem,
     term,
     text_field,
-    told,
 )
 from tracekit.dashboards.browser.ui.context import (
     choose_range,
@@ -340,7 +340,7 @@ def _has_type(value: Any, kind: Any) -> bool:
 
 def say_failure(error: Exception) -> None:
     """Show a message over the page and leave the rest of it unchanged."""
-    message = as_prose(told(error))
+    message = as_prose(error_message(error))
     message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
     set_props(TROUBLE, {"children": message})
 
@@ -418,8 +418,8 @@ def range_control(job: str, path: str) -> list[Component]:
         ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
     texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
     fields = [
-        text_field(f"range-{name}", name.title(), text, placeholder=_iso(at), sent_as=name, style="wide")
-        for name, text, at in zip(("since", "until"), texts, (begin, end), strict=True)
+        text_field(f"range-{name}", name.title(), text, placeholder=_iso(default_s), sent_as=name, style="wide")
+        for name, text, default_s in zip(("since", "until"), texts, (begin, end), strict=True)
     ]
     form = html.Form(
         [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"

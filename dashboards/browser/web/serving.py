@@ -72,7 +72,7 @@ MOST_FOUND, MOST_HOSTS = 12, 4
 LONGEST_QUERY = 300
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+class _IncidentRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`mute_h`: hours; 0 ends the muting, None leaves it."""
 
     incident: int
@@ -93,7 +93,7 @@ def handle() -> flask.Response:
     if request.mimetype != "application/json":  # which no other site can send
         return refused(415, "expected JSON")
     try:
-        change = msgspec.json.decode(request.get_data(), type=_Asked)
+        change = msgspec.json.decode(request.get_data(), type=_IncidentRequest)
     except msgspec.DecodeError as error:
         raise SelectionError(f"this is no change of an incident: {error}") from None
     now_s = time.time()

@@ -53,7 +53,7 @@ NAMED_ON_PATH = 3
 MOST_ARROWS = 256
 
 
-class _Shown:
+class _TimelineView:
     """The subject of a request: a job, the state in the parameters, and the ops of its step, which have peers."""
 
     def __init__(self, stored: Stored, state: TimelineState, ops: StepOps) -> None:
@@ -152,7 +152,7 @@ class _Shown:
         return {"heads": [*heads, "Ratio", "Beyond peers", "Launch delay"], "rows": rows}
 
 
-class _ShownStreams(_Shown):
+class _StreamView(_TimelineView):
     """The same for a job whose ranks have streams and threads, all as recorded."""
 
     ops: StreamOps
@@ -204,17 +204,17 @@ class _ShownStreams(_Shown):
 
 
 #: Who shows the ops of a step, by their kind.
-_SHOWN: dict[type[StepOps], type[_Shown]] = {StepOps: _Shown, StreamOps: _ShownStreams}
+_VIEWS: dict[type[StepOps], type[_TimelineView]] = {StepOps: _TimelineView, StreamOps: _StreamView}
 
 
-def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
+def _view_of(texts: Mapping[str, str], *, with_workers: bool = False) -> _TimelineView:
     """The job, state and ops of a request. Raises NotStoredError, SelectionError for an invalid state."""
     stored = analysed(texts.get("job", ""), with_workers=with_workers)
     read = state_of(results(), stored.name, texts)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     ops = results().step(stored.name, read.state.step)
-    return _SHOWN[type(ops)](stored, read.state, ops)
+    return _VIEWS[type(ops)](stored, read.state, ops)
 
 
 def analysed(name: str, *, with_workers: bool = False) -> Stored:
@@ -271,7 +271,7 @@ def _check(texts: Mapping[str, str]) -> flask.Response:
 
 def _layout(texts: Mapping[str, str]) -> flask.Response:
     """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
-    view = _shown(texts)
+    view = _view_of(texts)
     ops, workers, rows_shown = view.ops, view.workers, view.rows
     leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
     place_of[workers] = np.arange(len(workers))
@@ -315,7 +315,7 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
 
 def _spans(texts: Mapping[str, str]) -> flask.Response:
     """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
-    view = _shown(texts)
+    view = _view_of(texts)
     pinned, rows, window = view.rows.pinned, len(view.rows.group), None
     first, last = pinned, rows
     if count(view.ops, view.rows.worker, view.lines) > WHOLE_SPANS:
@@ -339,7 +339,7 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
 
 def _path(texts: Mapping[str, str]) -> flask.Response:
     """Return the critical path of the first replay shown, with the positions of its ops in the view."""
-    view = _shown(texts, with_workers=True)
+    view = _view_of(texts, with_workers=True)
     ops, replay = view.ops, view.lines[0].replay
     path = path_spans(results().replay(view.stored.name), ops, replay)
     line = _line_of(view, path.op, replay)
@@ -350,13 +350,13 @@ def _path(texts: Mapping[str, str]) -> flask.Response:
     return _binary(header, arrays)
 
 
-def _line_of(view: _Shown, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
+def _line_of(view: _TimelineView, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
     """The line of each op in its row; -1 where its stream is not shown."""
     line_of = {line.stream: index for index, line in enumerate(view.lines) if line.replay is replay}
     return np.array([line_of.get(name, -1) for name in view.ops.stream_names], np.int32)[view.ops.stream(ops)]
 
 
-def _path_words(view: _Shown, path: PathSpans, replay: Replay) -> str:
+def _path_words(view: _TimelineView, path: PathSpans, replay: Replay) -> str:
     """Describe the critical path: time share by worker, then launch delays."""
     spent = np.bincount(path.worker, weights=path.duration, minlength=view.ops.workers)
     length_s = max(view.ops.end(replay), 1e-12)
@@ -368,7 +368,7 @@ def _path_words(view: _Shown, path: PathSpans, replay: Replay) -> str:
     return f"Critical path, {replay}: {', '.join([*shares, *others, delays])} of {seconds(length_s)}."
 
 
-def _worker_name(view: _Shown, index: int) -> str:
+def _worker_name(view: _TimelineView, index: int) -> str:
     worker = Worker(int(view.ops.dp_rank[index]), int(view.ops.pp_rank[index]))
     rank, _ = _facts_of(view, worker)
     return worker.coordinates if rank == "-" else f"rank {rank}"
@@ -383,7 +383,7 @@ def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
 
 
 def _op(texts: Mapping[str, str]) -> flask.Response:
-    view = _shown(texts)
+    view = _view_of(texts)
     name = view.state.op
     op = None if name is None else view.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or op is None:
@@ -392,7 +392,7 @@ def _op(texts: Mapping[str, str]) -> flask.Response:
     return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(view, op)})
 
 
-def _arrows(view: _Shown, op: int) -> list[list[list[float]]]:
+def _arrows(view: _TimelineView, op: int) -> list[list[list[float]]]:
     """The dependencies of the op, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
 
     An op whose stream is not shown is drawn on the first line.
@@ -407,7 +407,7 @@ def _arrows(view: _Shown, op: int) -> list[list[list[float]]]:
 
 def _sums(texts: Mapping[str, str]) -> flask.Response:
     """The sums by kind of the range that is selected, or of the window, as rows of text."""
-    view = _shown(texts)
+    view = _view_of(texts)
     state, workers = view.state, len(view.workers)
     window = state.window(1) or Window(view.ops.begin(), view.ops.end(view.lines[0].replay), 1)
     if state.range_ms is not None:
@@ -430,7 +430,7 @@ def said_ratio(ratio: float) -> str:
     return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
 
 
-def _facts_of(view: _Shown, worker: Worker) -> tuple[str, str]:
+def _facts_of(view: _TimelineView, worker: Worker) -> tuple[str, str]:
     row = view.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
     if row.is_empty():
         return "-", "-"
@@ -440,12 +440,12 @@ def _facts_of(view: _Shown, worker: Worker) -> tuple[str, str]:
 
 def _slowest(texts: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
-    view = _shown(texts)
+    view = _view_of(texts)
     return flask.jsonify(view.listed(view.slowest(SLOWEST_SHOWN)))
 
 
 def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    return csv_file("slowest-ops", _shown(texts).slowest(SLOWEST_IN_CSV))
+    return csv_file("slowest-ops", _view_of(texts).slowest(SLOWEST_IN_CSV))
 
 
 def _export(texts: Mapping[str, str]) -> flask.Response:
