@@ -204,15 +204,15 @@ class Read:
     remarks: tuple[str, ...]
 
 
-def state_of(results: Results, job: str, texts: Mapping[str, str]) -> Read:
+def state_of(results: Results, job: str, args: Mapping[str, str]) -> Read:
     """`read_state` for a stored job; one without workers has its ranks in their place."""
-    texts = {**texts, **results.stored(job).kind.timeline.fixed}
-    return read_state(texts, results.table(job, "by_step"), results.by_worker(job))
+    args = {**args, **results.stored(job).kind.timeline.fixed}
+    return read_state(args, results.table(job, "by_step"), results.by_worker(job))
 
 
-def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
-    """Parse the state in `texts`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
-    reader = _AddressReader(texts)
+def read_state(args: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
+    """Parse the state in `args`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
+    reader = _AddressReader(args)
     dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
     slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
     recorded = np.sort(steps["step"].to_numpy())
@@ -268,7 +268,7 @@ def _validated(
             reader.remark(f"{name}={cell} is no worker of this job; it is left out")
         changes[field] = " ".join(cell for cell in text.split() if workers.issuperset(_cells(cell)))
     settled = replace(state, **changes)
-    if "streams" not in reader.texts and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
+    if "streams" not in reader.args and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
         settled = replace(settled, streams=Streams.COMPUTE)
     return settled, tuple(reader.remarks)
 
@@ -276,8 +276,8 @@ def _validated(
 class _AddressReader:
     """Reads values from an address and collects remarks on invalid ones."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.texts = texts
+    def __init__(self, args: Mapping[str, str]) -> None:
+        self.args = args
         self.remarks: list[str] = []
 
     def remark(self, text: str) -> None:
@@ -285,7 +285,7 @@ class _AddressReader:
 
     def read(self, name: str, parse: Callable[[str], _Value | None], default: _Value, expected: str) -> _Value:
         """Return the parsed value of that name, or the default with a remark if it is invalid."""
-        text = self.texts.get(name, "").strip()
+        text = self.args.get(name, "").strip()
         if not text:
             return default
         value = parse(text) if len(text) <= _MOST_TEXT else None

@@ -218,10 +218,10 @@ clientside_callback(
 )
 
 
-def _prefetches(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored_results: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
     """The other job, and the worker slowdowns of both."""
-    other = texts.get("with")
-    names = [texts["job"]] if other is None else [texts["job"], other]
+    other = args.get("with")
+    names = [args["job"]] if other is None else [args["job"], other]
     more = [] if other is None else [partial(stored_results.stored, other)]
     return [stored_results.jobs, *more, *(partial(stored_results.worker_steps, name) for name in names)]
 

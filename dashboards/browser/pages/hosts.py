@@ -152,9 +152,9 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _prefetches(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(reads: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
     limits = {"last": LAST_JOBS, "most": MOST_LISTED}
-    return [partial(read, texts.get("q", ""), **limits) for read in (reads.host_history, reads.gpu_history)]
+    return [partial(read, args.get("q", ""), **limits) for read in (reads.host_history, reads.gpu_history)]
 
 
 opens_links("host-cost")

@@ -476,4 +476,4 @@ def _row(job: str, cause: RunCause) -> list[Any]:
     ]
 
 
-job_page(__name__, "/job", build, lambda reads, texts: [partial(reads.worker_map, texts["job"])])
+job_page(__name__, "/job", build, lambda reads, args: [partial(reads.worker_map, args["job"])])

@@ -156,4 +156,4 @@ def compare_range(_clicks: int | None, job: str) -> list[Component]:
 
 
 opens_links("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
-job_page(__name__, "/time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])
+job_page(__name__, "/time", build, lambda reads, args: [partial(reads.spans, args["job"], 1)])

@@ -46,9 +46,9 @@ _TOUCHES = (
 )
 
 
-def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
-    """The page; `texts` as in `read_state`."""
-    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
+def build(stored: Stored, report: Report, **args: str) -> list[Component]:
+    """The page; `args` as in `read_state`."""
+    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, args)
     words = stored.kind.timeline
     results().ahead(partial(results().step, stored.name, read.state.step))
     remarks = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
@@ -249,8 +249,8 @@ def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Compo
 
 
 def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[Component]:
-    texts = {name: value for name, value in address(state).items() if value not in (None, "")}
-    csv = href("/timeline/slowest.csv", job=stored.name, **texts)
+    args = {name: value for name, value in address(state).items() if value not in (None, "")}
+    csv = href("/timeline/slowest.csv", job=stored.name, **args)
     return [
         html.P(
             [
@@ -297,18 +297,18 @@ clientside_callback(
 )
 
 
-def _prefetches(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
     """The graph of ops that have peers, and the step once the report tells which: the canvas asks for it as soon as the
     page is drawn.
     """
 
     def graph() -> None:
-        if stored.stored(texts["job"]).kind.timeline.peers:
-            stored.replay(texts["job"])
+        if stored.stored(args["job"]).kind.timeline.peers:
+            stored.replay(args["job"])
 
     def step() -> None:
-        read = state_of(stored, texts["job"], texts)
-        stored.step(texts["job"], read.state.step)
+        read = state_of(stored, args["job"], args)
+        stored.step(args["job"], read.state.step)
 
     return [graph, step]
 

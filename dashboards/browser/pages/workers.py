@@ -505,4 +505,4 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     ]
 
 
-job_page(__name__, "/workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])
+job_page(__name__, "/workers", build, lambda stored, args: [partial(stored.worker_map, args["job"])])

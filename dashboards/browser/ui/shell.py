@@ -84,12 +84,12 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
     _reads[path] = reads
 
     def layout(**state: Any) -> Any:
-        texts = {name: value for name, value in state.items() if isinstance(value, str)}
+        args = {name: value for name, value in state.items() if isinstance(value, str)}
         seen, left_out = {}, None
         with suppress(StoreError):  # the content shows the error
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
-        content = guarded(_within_limits(build))(**texts)
+        content = guarded(_within_limits(build))(**args)
         alerts = html.Div(id=TROUBLE, role="alert")
         parts = [*(content if isinstance(content, list) else [content]), left_out, alerts]
         return html.Main(as_prose(parts), id="page", **attributes(data_page=path, **seen))
@@ -100,10 +100,10 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 def _within_limits(build: Layout) -> Layout:
     """The page, or SelectionError for an address longer than the dashboard makes any."""
 
-    def limited(**texts: str) -> Any:
-        if (length := sum(map(len, texts.values()))) > LONGEST_ADDRESS:
+    def limited(**args: str) -> Any:
+        if (length := sum(map(len, args.values()))) > LONGEST_ADDRESS:
             raise SelectionError(f"the address has {length:,} characters; expected at most {LONGEST_ADDRESS:,}")
-        return build(**texts)
+        return build(**args)
 
     return limited
 
@@ -130,10 +130,10 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
     of the job.
     """
 
-    def all_reads(results: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
-        if "job" not in texts:
+    def all_reads(results: Results, args: Mapping[str, str]) -> Sequence[Callable[[], object]]:
+        if "job" not in args:
             return [results.jobs]
-        return [partial(results.stored, texts["job"]), *(() if reads is None else reads(results, texts))]
+        return [partial(results.stored, args["job"]), *(() if reads is None else reads(results, args))]
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
@@ -162,8 +162,8 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
             if why == OTHER_VERSION:
                 advice = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
             return [job_head(stored, path), *remarks, problem(f"{why} {advice}", title="Not analysed")]
-        texts = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
-        content = guarded(build)(stored, stored.report, **texts)
+        args = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
+        content = guarded(build)(stored, stored.report, **args)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
     page(module, path, PIPELINE.pages[path], layout, all_reads)

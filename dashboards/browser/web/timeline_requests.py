@@ -207,10 +207,10 @@ class _StreamView(_TimelineView):
 _VIEWS: dict[type[StepOps], type[_TimelineView]] = {StepOps: _TimelineView, StreamOps: _StreamView}
 
 
-def _view_of(texts: Mapping[str, str], *, with_workers: bool = False) -> _TimelineView:
+def _view_of(args: Mapping[str, str], *, with_workers: bool = False) -> _TimelineView:
     """The job, state and ops of a request. Raises NotStoredError, SelectionError for an invalid state."""
-    stored = analysed(texts.get("job", ""), with_workers=with_workers)
-    read = state_of(results(), stored.name, texts)
+    stored = analysed(args.get("job", ""), with_workers=with_workers)
+    read = state_of(results(), stored.name, args)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     ops = results().step(stored.name, read.state.step)
@@ -262,16 +262,16 @@ def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     return flask.Response(packed(header, arrays), mimetype="application/octet-stream")
 
 
-def _check(texts: Mapping[str, str]) -> flask.Response:
+def _check(args: Mapping[str, str]) -> flask.Response:
     """Return the problem with the typed state, as an answer and not as a failure; null if it is valid."""
-    name = analysed(texts.get("job", "")).name
-    read = state_of(results(), name, texts)
+    name = analysed(args.get("job", "")).name
+    read = state_of(results(), name, args)
     return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
 
 
-def _layout(texts: Mapping[str, str]) -> flask.Response:
+def _layout(args: Mapping[str, str]) -> flask.Response:
     """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
-    view = _view_of(texts)
+    view = _view_of(args)
     ops, workers, rows_shown = view.ops, view.workers, view.rows
     leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
     place_of[workers] = np.arange(len(workers))
@@ -313,17 +313,17 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     )
 
 
-def _spans(texts: Mapping[str, str]) -> flask.Response:
+def _spans(args: Mapping[str, str]) -> flask.Response:
     """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
-    view = _view_of(texts)
+    view = _view_of(args)
     pinned, rows, window = view.rows.pinned, len(view.rows.group), None
     first, last = pinned, rows
     if count(view.ops, view.rows.worker, view.lines) > WHOLE_SPANS:
-        first = _number(texts, "first", pinned, rows)
-        last = _number(texts, "last", first, rows)
+        first = _number(args, "first", pinned, rows)
+        last = _number(args, "last", first, rows)
         if last - first > MOST_ROWS:
             raise SelectionError(f"{last - first} rows at once; expected at most {MOST_ROWS}")
-        columns = _number(texts, "columns", 1, MOST_COLUMNS)
+        columns = _number(args, "columns", 1, MOST_COLUMNS)
         longest = max(map(view.ops.end, view.ops.start))
         window = view.state.window(columns) or Window(view.ops.begin(), longest, columns)
     workers, row = view.rows.part(first, last)
@@ -337,9 +337,9 @@ def _spans(texts: Mapping[str, str]) -> flask.Response:
     return _binary(header, {name: getattr(boxes, name) for name in names} | view.names_of(boxes.seq))
 
 
-def _path(texts: Mapping[str, str]) -> flask.Response:
+def _path(args: Mapping[str, str]) -> flask.Response:
     """Return the critical path of the first replay shown, with the positions of its ops in the view."""
-    view = _view_of(texts, with_workers=True)
+    view = _view_of(args, with_workers=True)
     ops, replay = view.ops, view.lines[0].replay
     path = path_spans(results().replay(view.stored.name), ops, replay)
     line = _line_of(view, path.op, replay)
@@ -374,20 +374,20 @@ def _worker_name(view: _TimelineView, index: int) -> str:
     return worker.coordinates if rank == "-" else f"rank {rank}"
 
 
-def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
+def _number(args: Mapping[str, str], name: str, low: int, high: int) -> int:
     """Parse an integer in that range. Raises SelectionError."""
-    text = texts.get(name, "")
+    text = args.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
     return int(text)
 
 
-def _op(texts: Mapping[str, str]) -> flask.Response:
-    view = _view_of(texts)
+def _op(args: Mapping[str, str]) -> flask.Response:
+    view = _view_of(args)
     name = view.state.op
     op = None if name is None else view.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or op is None:
-        raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {view.state.step}")
+        raise SelectionError(f"op={args.get('op', '')!r:.60} names no op of step {view.state.step}")
     title, rows = view.op_words(name, op)
     return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(view, op)})
 
@@ -405,9 +405,9 @@ def _arrows(view: _TimelineView, op: int) -> list[list[list[float]]]:
     return np.stack([row, line, time], axis=2)[(row >= 0).all(axis=1)].tolist()
 
 
-def _sums(texts: Mapping[str, str]) -> flask.Response:
+def _sums(args: Mapping[str, str]) -> flask.Response:
     """The sums by kind of the range that is selected, or of the window, as rows of text."""
-    view = _view_of(texts)
+    view = _view_of(args)
     state, workers = view.state, len(view.workers)
     window = state.window(1) or Window(view.ops.begin(), view.ops.end(view.lines[0].replay), 1)
     if state.range_ms is not None:
@@ -438,21 +438,21 @@ def _facts_of(view: _TimelineView, worker: Worker) -> tuple[str, str]:
     return "-" if rank is None else str(rank), host or "-"
 
 
-def _slowest(texts: Mapping[str, str]) -> flask.Response:
+def _slowest(args: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
-    view = _view_of(texts)
+    view = _view_of(args)
     return flask.jsonify(view.listed(view.slowest(SLOWEST_SHOWN)))
 
 
-def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    return csv_file("slowest-ops", _view_of(texts).slowest(SLOWEST_IN_CSV))
+def _slowest_csv(args: Mapping[str, str]) -> flask.Response:
+    return csv_file("slowest-ops", _view_of(args).slowest(SLOWEST_IN_CSV))
 
 
-def _export(texts: Mapping[str, str]) -> flask.Response:
+def _export(args: Mapping[str, str]) -> flask.Response:
     """The timeline of the step for ui.perfetto.dev, as `tracekit store export` writes it."""
-    stored = analysed(texts.get("job", ""), with_workers=True)
+    stored = analysed(args.get("job", ""), with_workers=True)
     steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
-    read = read_state({"step": texts.get("step", "")}, steps, workers)
+    read = read_state({"step": args.get("step", "")}, steps, workers)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     with tempfile.TemporaryDirectory(prefix="tracekit.") as folder:
