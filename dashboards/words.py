@@ -410,13 +410,13 @@ def _series(series: Series, width: int) -> Iterator[str]:
 def _timeline(timeline: BarTimeline, width: int) -> Iterator[str]:
     end_s = max((bar.end_s for bar in timeline.bars), default=0.0) or 1.0
     rows = np.unique(np.linspace(0, len(timeline.rows) - 1, min(len(timeline.rows), _MOST_ROWS)).astype(int)).tolist()
-    of_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in rows}
+    spent_by_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in rows}
     edges, signs = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(timeline.legend))]
     for bar in timeline.bars:
-        if bar.row in of_row:
+        if bar.row in spent_by_row:
             inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
-            of_row[bar.row][bar.what] += np.maximum(inside, 0)
-    for row, spent in of_row.items():
+            spent_by_row[bar.row][bar.what] += np.maximum(inside, 0)
+    for row, spent in spent_by_row.items():
         marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(timeline.legend))
         yield _named_row(timeline.rows[row], "".join((*signs, " ")[mark] for mark in marks.tolist()))
     seen = {bar.what for bar in timeline.bars}

@@ -305,10 +305,10 @@ def _timeline(timeline: BarTimeline) -> str:
     thin = 2 if is_thin else 6
     high, begin, gap = (_ROW, _NAMES, 3) if has_names else (thin, 0, 1)
     end_s = max((bar.end_s for bar in timeline.bars), default=0.0)
-    scale, of_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in timeline.bars}
+    scale, rows_with_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in timeline.bars}
     marks = []
     for row, name in enumerate(timeline.rows):
-        at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
+        at_end = f'x="{begin - 6}" text-anchor="end"' if row in rows_with_bars else 'x="0"'
         if name:
             marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{plain(name)}</text>')
     marks += [

@@ -105,8 +105,8 @@ def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
     order = np.argsort(-attribution.recorded, kind="stable")
     order = order[np.isin(attribution.steps[order], replay.graph.steps)][:MOST_STEPS]
     steps = [step_ops(replay.only_steps([step])) for step in attribution.steps[order].tolist()]
-    of_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
-    workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
+    spans_per_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
+    workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(spans_per_worker, 1))))
     grid = report.worker_grid()
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
     left_out, step_spans = 0, []

@@ -110,14 +110,14 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     if by == "part":  # the unknown is the last part
         unknown = pl.col("part") == BillPart.UNKNOWN
         totals = pl.concat([totals.remove(unknown), bill.by("cause").filter(unknown)], how="diagonal")
-    of_parts = by in ("part", "cause")
-    heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]
+    by_part = by in ("part", "cause")
+    heads = [by, "hours", "GPU-hours", "share" if by_part else "useful", *(["cost"] if gpu_hour is not None else [])]
     table = new_table(*heads)
     table.columns[0].no_wrap = True
     gpu_hours = bill.gpu_hours
 
     def add(name: str, row: dict[str, float], total: float) -> None:
-        useful = row["gpu_hours"] if of_parts else row["useful"]
+        useful = row["gpu_hours"] if by_part else row["useful"]
         share = useful / total if total else 0.0
         money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
         table.add_row(
@@ -132,8 +132,8 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
         name = _WITHOUT[by] if row[by] is None else row[by]
         if row.get("cause"):
             name = f"{row['part']}: {kind_words(row['cause'])}"
-        add(name, row, gpu_hours if of_parts else row["gpu_hours"])
-    useful = gpu_hours if of_parts else float(totals["useful"].sum())
+        add(name, row, gpu_hours if by_part else row["gpu_hours"])
+    useful = gpu_hours if by_part else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
     console.print(table)
     if bill.notes:
@@ -175,8 +175,8 @@ def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
     if not causes:
         return None
     hours, job, run = max(causes, key=lambda cause: cause[0])
-    of_job = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
-    return f"{of_job}{cause_sentence(run.alarming[0], UTC, run)}", hours
+    prefix = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
+    return f"{prefix}{cause_sentence(run.alarming[0], UTC, run)}", hours
 
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:

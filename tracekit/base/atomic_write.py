@@ -207,12 +207,12 @@ def check_writable(path: Path, kind: Kind) -> None:
 
 def remove_left_over(folder: Path) -> None:
     """Remove this user's temporary files whose writers were killed; a living writer holds a lock on its file."""
-    of_this_host = _prefix()
+    local_prefix = _prefix()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
         for entry in entries:
             if not entry.name.startswith(TEMPORARY_PREFIX) or not _is_own_file(entry):
                 continue
-            if entry.name.startswith(of_this_host) or time.time() - entry.stat().st_mtime > ABANDONED_S:
+            if entry.name.startswith(local_prefix) or time.time() - entry.stat().st_mtime > ABANDONED_S:
                 _remove_unless_locked(Path(entry.path))
 
 

@@ -77,8 +77,8 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
         report = reports.get((name, cause.worst_window))
         for culprit in () if report is None else report.answer.culprits:
             if culprit.rank in cause.ranks:
-                of_run = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
-                culprits.setdefault((culprit.rank, culprit.host, culprit.part), of_run)
+                run_culprit = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
+                culprits.setdefault((culprit.rank, culprit.host, culprit.part), run_culprit)
     if run.windows < 2 or not culprits:
         return None
     trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
@@ -95,9 +95,9 @@ def bill_of_store(store: Store) -> Bill:
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
     bills, damaged = list[Bill](), list[StoreError]()
-    for (job,), of_job in rows.group_by("job", maintain_order=True):
+    for (job,), job_rows in rows.group_by("job", maintain_order=True):
         try:
-            account = accounted(store, of_job.rows(named=True), costs)
+            account = accounted(store, job_rows.rows(named=True), costs)
             bills.append(replace(account.bill, runs={str(job): run_of(account)}))
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
@@ -136,10 +136,10 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([attempt[0].row["first_step"] for attempt in attempts]), 0.0
     losses = list[BilledLoss]()
-    for number, of_attempt in enumerate(attempts):
+    for number, windows_of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
-        last = max((position for position, window in enumerate(of_attempt) if window.saves), default=-1)
-        for place, window in enumerate(of_attempt):
+        last = max((position for position, window in enumerate(windows_of_attempt) if window.saves), default=-1)
+        for place, window in enumerate(windows_of_attempt):
             row, stretch = window.row, window.stretch
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
@@ -167,16 +167,16 @@ def _costs_of_rows(
     """
     missing = [key for row in rows if (key := (row["job"], row["number"])) not in costs]
     reports = store.reports(missing) if missing else {}
-    of_rows = list[ClaimedCosts | str]()
+    all_costs = list[ClaimedCosts | str]()
     for row in rows:
         key = row["job"], row["number"]
-        of_window = costs.get(key)
-        if of_window is None and key in reports:
+        window_costs = costs.get(key)
+        if window_costs is None and key in reports:
             from tracekit.costs.of_report import costs_of  # it knows the detectors
 
-            of_window = costs_of(reports[key], known_starts(row))
-        of_rows.append(of_window or _unknown(row))
-    return of_rows
+            window_costs = costs_of(reports[key], known_starts(row))
+        all_costs.append(window_costs or _unknown(row))
+    return all_costs
 
 
 def _recorded_s(row: Mapping[str, Any]) -> float:
@@ -324,11 +324,11 @@ def run_of(account: Account) -> RunVerdict:
     whole, rows = account.whole or account, [window.row for window in account.windows]
     last_seen = {_place(billed): billed.number for billed in whole.losses}
     moved_to = {place[:3]: place for place in sorted(last_seen, key=lambda place: last_seen[place])}
-    of_place = dict[tuple[Any, ...], list[BilledLoss]]()
+    losses = dict[tuple[Any, ...], list[BilledLoss]]()
     for billed in account.losses:
-        of_place.setdefault(_place(billed), []).append(billed)
+        losses.setdefault(_place(billed), []).append(billed)
     ended, causes = _ending(rows[0]), list[RunCause]()
-    for place, lost in of_place.items():
+    for place, lost in losses.items():
         clear = whole.judged_between(last_seen[place] + 1, whole.windows[-1].row["number"])
         state = State.OVER if moved_to[place[:3]] != place else _incident_state(clear, has_ended=ended is not None)
         causes.append(_cause(lost, account, state))
@@ -401,5 +401,5 @@ def _lost_s(billed: BilledLoss) -> float:
     return billed.billed_s + billed.redone_s
 
 
-def _share(seconds: float, of_s: float) -> float:
-    return seconds / of_s if of_s > 0 else 0.0
+def _share(seconds: float, total_s: float) -> float:
+    return seconds / total_s if total_s > 0 else 0.0

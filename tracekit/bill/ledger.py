@@ -136,10 +136,12 @@ class Ledger:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
         spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
         part = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
-        of_many = pl.concat([part[np.repeat(np.arange(len(part)), part["rows"])].drop("rows"), spent], how="horizontal")
+        stretches = pl.concat(
+            [part[np.repeat(np.arange(len(part)), part["rows"])].drop("rows"), spent], how="horizontal"
+        )
         single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
-            self._with_weeks(pl.concat([of_many, single]))
+            self._with_weeks(pl.concat([stretches, single]))
             .group_by("week", "part", "cause", maintain_order=True)
             .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())

@@ -400,8 +400,8 @@ class Condition:
             "replay_error": report.trust.replay_error,
             "discrepancy": report.trust.discrepancy,
         }
-        of_kind = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
-        value = figures.get(self.figure, of_kind)
+        share = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
+        value = figures.get(self.figure, share)
         if value is None:
             return False
         return {

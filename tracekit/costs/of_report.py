@@ -87,11 +87,11 @@ def _losses_by_cause(
     lost, places = list[PlacedLoss](), _places(report)
     for kind, lost_s in losses_s.items():
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        of_kind = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
-        named_s = sum(_cost_s(cause) for _, cause in of_kind)
+        causes = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        named_s = sum(_cost_s(cause) for _, cause in causes)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         placed = []
-        for position, cause in of_kind:
+        for position, cause in causes:
             work = _planned_part(cause)
             billed = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
@@ -99,7 +99,7 @@ def _losses_by_cause(
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
-            on_ranks = [bool(cause.where.ranks) for _, cause in of_kind]
+            on_ranks = [bool(cause.where.ranks) for _, cause in causes]
             uneven_s = sum(_uneven_work_s(report, [*lost, *placed], planned).values())
             rest, placed = _reduced(uneven_s, rest, placed, on_ranks)
         lost += [*placed, rest]
@@ -127,9 +127,9 @@ def _uneven_work_s(
     uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
-            of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
+            excess_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
             named_s = sum(loss.seconds for loss in lost if (loss.part, loss.work) == (BillPart.STRAGGLERS, work))
-            uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
+            uneven_s[work] = max(min(excess_s, planned[work]) - named_s, 0.0)
     return uneven_s
 
 
@@ -148,11 +148,11 @@ def _reduced(
 
 def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
     """The losses, divided where they are planned work of the critical path: the bill has that time as such."""
-    of_work = dict.fromkeys(planned, 0.0)
+    work_s = dict.fromkeys(planned, 0.0)
     for loss in losses:
         if loss.work is not None:
-            of_work[loss.work] += loss.seconds
-    beyond = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in of_work.items() if seconds}
+            work_s[loss.work] += loss.seconds
+    beyond = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in work_s.items() if seconds}
     return [
         loss
         if loss.work is None

@@ -132,7 +132,7 @@ def figures_of(study: Study) -> FleetFigures:
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
     columns += [of_jobs(jobs, fixes.filter(kind=kind), "gpu_hours") for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
-    jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, column] for column in range(5))
+    jobs_in_sample, hour_sums, slow_sums, slow_hours, lost_sums = (sums[:, column] for column in range(5))
     return FleetFigures(
         sources=sources.height + study.read("exclusions", ["job"])["job"].null_count(),
         contents=sources["job"].n_unique(),
@@ -140,9 +140,9 @@ def figures_of(study: Study) -> FleetFigures:
         jobs=jobs.height,
         gpu_hours=float(hours.sum()),
         lost_gpu_hours=float(lost.sum()),
-        straggling_jobs=ratio(straggling, columns[0], slow, jobs_in_sample),
-        straggling_hours=ratio(columns[3], hours, slow_hours, weight),
-        lost=ratio(lost, hours, gone, weight),
+        straggling_jobs=ratio(straggling, columns[0], slow_sums, jobs_in_sample),
+        straggling_hours=ratio(columns[3], hours, slow_hours, hour_sums),
+        lost=ratio(lost, hours, lost_sums, hour_sums),
         samples=samples_of(jobs.height),
         left_out=tuple(_left_out(study)),
         analyses=tuple(sorted(jobs["analysis"].unique())),
@@ -150,7 +150,7 @@ def figures_of(study: Study) -> FleetFigures:
         causes=_causes(study, jobs),
         groups=_groups(study, jobs),
         patterns=_patterns(study, jobs),
-        fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], weight)),
+        fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], hour_sums)),
         paper=tuple(_beside_paper(jobs, study)),
     )
 
@@ -248,14 +248,14 @@ def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """`kind`, `title`, `jobs`, `lost_gpu_hours`, `lost` (share of all GPU-hours), most lost first."""
     rows = study.table("causes").select("job", "kind", "title", "lost_gpu_hours").collect()
     all_hours = float(jobs["gpu_hours"].sum()) or float("nan")
-    of_job = (
+    largest = (
         rows.join(jobs.select("job", hours=pl.col("gpu_hours")), on="job")
         .group_by("job", "kind", "hours", maintain_order=True)
         .agg(pl.col("title").first(), pl.col("lost_gpu_hours").sum())
         .filter(pl.col("lost_gpu_hours") >= SMALLEST_SHARE * pl.col("hours"))
     )
     return (
-        of_job.group_by("kind")
+        largest.group_by("kind")
         .agg(title=pl.col("title").mode().min(), jobs=pl.len(), lost_gpu_hours=pl.col("lost_gpu_hours").sum())
         .with_columns(lost=pl.col("lost_gpu_hours") / all_hours)
         .sort("lost_gpu_hours", "kind", descending=[True, False])

@@ -51,11 +51,11 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
         .select("job", chance=pl.col("hit") / pl.col("machines"))
     )
     chances = in_hit_jobs.join(chance, on="job", maintain_order="left")
-    of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
+    chances_of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
     machines = (
         seen.join(_summed(hits, jobs), on="machine", how="left")
         .join(chances.group_by("machine").agg(expected=pl.col("chance").sum()), on="machine", how="left")
-        .join(of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
+        .join(chances_of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
         .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
         .sort("machine")
     )

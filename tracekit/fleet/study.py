@@ -121,10 +121,10 @@ class Study:
         """True if a content has been analysed, in the tables or not."""
         if self.contained.status(_result_name(digest, analysis)) is not None:
             return True
-        of_job = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
+        is_job = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
         parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
         return any(
-            not pl.scan_parquet(part, glob=False).filter(of_job).select("job").head(1).collect().is_empty()
+            not pl.scan_parquet(part, glob=False).filter(is_job).select("job").head(1).collect().is_empty()
             for part in parts
         )
 
@@ -182,9 +182,9 @@ class Study:
 
         def write(file: BinaryIO) -> None:
             with zipfile.ZipFile(file, "w") as archive:
-                for table, of_table in rows.items():
+                for table, frame in rows.items():
                     held = io.BytesIO()
-                    of_table.write_ipc(held, compression="zstd")
+                    frame.write_ipc(held, compression="zstd")
                     archive.writestr(table, held.getvalue())
 
         name = _result_name(digest, analysis)
@@ -198,7 +198,7 @@ class Study:
                 rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
         except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
             rows = {"": pl.DataFrame()}
-        if any(table not in TABLES or of_table.schema != TABLES[table] for table, of_table in rows.items()):
+        if any(table not in TABLES or frame.schema != TABLES[table] for table, frame in rows.items()):
             self.contained.remove(name)
             return None
         return rows
@@ -225,9 +225,9 @@ class Study:
         first = _first_source(digests)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
-            of_part = {digest: name for digest, name in results.items() if digest[0] == part}
-            if of_part or any(digest[0] == part for digest in dropped):
-                left_out += self._fold_part(part, of_part, wanted)
+            part_results = {digest: name for digest, name in results.items() if digest[0] == part}
+            if part_results or any(digest[0] == part for digest in dropped):
+                left_out += self._fold_part(part, part_results, wanted)
         left_out.append(_failures([outcome for url, outcome in failed.items() if url not in digests]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
@@ -252,8 +252,10 @@ class Study:
 
     def _old_exclusions(self, unchanged: set[str], tried: set[str]) -> pl.DataFrame:
         """Exclusions of jobs that stay as they are, and of sources that failed earlier and were not tried now."""
-        of_job = pl.col("job").is_in(list(unchanged))
-        return self.read("exclusions").filter(of_job | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried))))
+        is_unchanged = pl.col("job").is_in(list(unchanged))
+        return self.read("exclusions").filter(
+            is_unchanged | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried)))
+        )
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         self.contained.make_folder(table)
@@ -375,14 +377,16 @@ def _analyse(
     study: Study, pending: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
 ) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
-    of_url = {source.url: source for source in pending}
+    source_of_url = {source.url: source for source in pending}
     standing, outcomes = Standing(len(pending)), list[TaskOutcome]()
     progress(standing)
-    waiting = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
+    waiting = sorted(source_of_url, key=lambda url: (-source_of_url[url].bytes, url))
     for last in (False, True):
         retried = []
-        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
-            study.log_seen(of_url[outcome.url], outcome)
+        for outcome in executor.run(
+            [Task(source_of_url[url], str(study.path), analysis) for url in waiting], alone=last
+        ):
+            study.log_seen(source_of_url[outcome.url], outcome)
             if outcome.died and not last:
                 retried.append(outcome.url)
                 continue

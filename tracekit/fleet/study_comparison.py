@@ -105,11 +105,11 @@ def _read_side(study: Study, seed: int) -> _Side:
         .join(jobs.select("job"), on="job", how="semi")
     )
     for (kind,), rows in causes.group_by("kind"):
-        of_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
-        columns["GPU-hours lost to", str(kind)] = of_jobs(jobs, of_job, "lost_gpu_hours"), hours
+        lost_by_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
+        columns["GPU-hours lost to", str(kind)] = of_jobs(jobs, lost_by_job, "lost_gpu_hours"), hours
     for team in jobs["team"].drop_nulls().unique():
-        of_team = jobs["team"].eq_missing(team).to_numpy()
-        columns["GPU-hours lost by team", team] = np.where(of_team, lost, 0.0), np.where(of_team, hours, 0.0)
+        in_team = jobs["team"].eq_missing(team).to_numpy()
+        columns["GPU-hours lost by team", team] = np.where(in_team, lost, 0.0), np.where(in_team, hours, 0.0)
     if not jobs.height:
         return _Side(0, {})
     sums = bootstrapped(np.stack([column for pair in columns.values() for column in pair], axis=1), seed)

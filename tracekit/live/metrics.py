@@ -175,9 +175,9 @@ def _incident_metrics(incidents: Sequence[Incident], page: str) -> Iterator[Metr
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     """Return the incidents that get series: the costliest of every job first, then the second of every job, etc."""
     ranked: list[tuple[int, Incident]] = []
-    of_job: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda pair: -pair.cause.share):
-        place = of_job[incident.job] = of_job.get(incident.job, 0) + 1
+        place = counts[incident.job] = counts.get(incident.job, 0) + 1
         if place <= MOST_INCIDENTS:
             ranked.append((place, incident))
     ranked.sort(key=lambda pair: pair[0])

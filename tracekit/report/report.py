@@ -339,8 +339,8 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def table_names(self) -> tuple[str, ...]:
         """The names for `table`."""
-        of_workers = PIPELINE_TABLES if self.by_worker is not UNSET else ()
-        return (*of_workers, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
+        worker_tables = PIPELINE_TABLES if self.by_worker is not UNSET else ()
+        return (*worker_tables, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""

@@ -383,9 +383,9 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, *rows: Mapping[str
     alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         alike.setdefault(tuple(row), []).append(row)
-    for columns, of_columns in alike.items():
-        stored = [row[column] for row in of_columns for column in columns]
-        values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(of_columns))
+    for columns, same_columns in alike.items():
+        stored = [row[column] for row in same_columns for column in columns]
+        values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(same_columns))
         parameters = [naive(value) if isinstance(value, datetime) else value for value in stored]
         connection.execute(f"{verb} INTO {table} ({', '.join(columns)}) VALUES {values}", parameters)
 

@@ -372,8 +372,8 @@ class LiveTables:
             rows["culprits"] += [
                 each.key | {column: getattr(culprit, column) for column in _OF_CULPRITS} for culprit in costliest
             ]
-        for table, of_table in rows.items():
-            insert(self.connection, table, *of_table)
+        for table, table_rows in rows.items():
+            insert(self.connection, table, *table_rows)
 
     def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
         """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""

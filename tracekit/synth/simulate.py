@@ -222,8 +222,8 @@ class _Draws:
         cost = self._lognormal((*op.draw_key, 0), spread) * self._base(op)
         if self.spec.worker_spread and not op.kind.is_communication:
             rng = np.random.default_rng([self.spec.seed, op.pp_rank, 2])
-            of_worker = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
-            cost *= of_worker[self.shape.dp_rank_of_lane]
+            speeds = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
+            cost *= speeds[self.shape.dp_rank_of_lane]
         for factor in (effect.factor(op) for effect in self.effects):
             cost = cost if factor is None else cost * factor
         for pause in (effect.pause_s(op) for effect in self.effects):
@@ -299,7 +299,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
     )
     ops = [plan.ops[number] for number in order]
     rows, lanes = len(ops), shape.lanes
-    of_op = pl.DataFrame(
+    op_columns = pl.DataFrame(
         {
             "pp_rank": pl.Series([op.pp_rank for op in ops], dtype=pl.Int16),
             "kind": pl.Series([str(op.kind) for op in ops], dtype=KIND_TYPE),
@@ -318,7 +318,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         pl.Series("start", times.start[order].T.ravel()),
         pl.Series("duration", times.duration[order].T.ravel()),
     ]
-    columns += of_op[np.tile(np.arange(rows, dtype=np.uint32), lanes)].get_columns()
+    columns += op_columns[np.tile(np.arange(rows, dtype=np.uint32), lanes)].get_columns()
     return pl.DataFrame(columns)
 
 

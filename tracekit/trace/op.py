@@ -257,8 +257,8 @@ class GpuRecording:
         rank in them. Names of kernels, operators and process groups stay, so that the diagnosis is the same.
         """
         python = pl.col("reason").is_in(["python", "loader"])
-        of_calls = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
-        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *of_calls])
+        call_names = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
+        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *call_names])
         numbered = {name: _alias(name, i) for i, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():

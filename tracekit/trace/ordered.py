@@ -240,20 +240,20 @@ def ordered_trace(
         if max(-start.min(), start.max(), duration.max()) > LONGEST_S:
             return None
         columns: dict[str, npt.NDArray[Any] | pl.Series] = {"start": start, "duration": duration}
-        of_workers = places.workers.frame(places.seen)
+        worker_frame = places.workers.frame(places.seen)
         for column in file.columns(*OPTIONAL):
             columns[column.name] = column.gather(places.row)
             first = column.gather(np.minimum.reduceat(places.row, places.first))
-            of_workers = of_workers.with_columns(first)
+            worker_frame = worker_frame.with_columns(first)
         columns |= {name: np.full(file.rows, NONE, np.int32) for name in NULLABLE if name not in file.names}
         columns |= {label.name: in_order(numbers_of(label), places.place) for label in file.columns(*NULLABLE)}
     workers = places.workers
     del places
     largest_chunk = int(np.max(columns["chunk"]))
-    check_complete(distinct_steps(of_workers["pp_rank"].to_numpy()), largest_chunk, layout, source)
+    check_complete(distinct_steps(worker_frame["pp_rank"].to_numpy()), largest_chunk, layout, source)
     free_metadata = {**metadata, UNIT_KEY: str(unit)} if unit else {**metadata}
     frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
-    trace = OrderedTrace.of(Trace(of_workers, layout, encodable(name), *frozen), workers, columns)
+    trace = OrderedTrace.of(Trace(worker_frame, layout, encodable(name), *frozen), workers, columns)
     judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
     check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=integers)
     return trace

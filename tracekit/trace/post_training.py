@@ -119,8 +119,8 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
         inside = steps.is_between(first, last)
         part = {name: pl.Series(values).filter(inside).to_list() for name, values in metadata["measures"].items()}
         metadata = metadata | {"measures": part}
-    of_steps = metadata.keys() & {"left_out", "restarts"}
-    metadata = metadata | {name: [step for step in metadata[name] if first <= step <= last] for name in of_steps}
+    step_keys = metadata.keys() & {"left_out", "restarts"}
+    metadata = metadata | {name: [step for step in metadata[name] if first <= step <= last] for name in step_keys}
     ops = trace.ops.filter(pl.col("step").is_between(first, last))
     return replace(trace, ops=ops, metadata={**trace.metadata, POST_TRAINING: metadata})
 

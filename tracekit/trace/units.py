@@ -54,8 +54,8 @@ def in_seconds(
     rank = ops["rank"] if ranked else pl.repeat(0, ops.height, eager=True)
     raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
     per_second = (unit or TimeUnit.S).per_second
-    of_one_rank = spans_of(raw.filter((rank == rank[0]) & ranked))
-    if on_clock(float(start.to_numpy().max()), of_one_rank, per_second):
+    rank_spans = spans_of(raw.filter((rank == rank[0]) & ranked))
+    if on_clock(float(start.to_numpy().max()), rank_spans, per_second):
         spans = spans_of(raw)
         zeros, step_starts = zeros_of_steps(spans, unit, step_starts, source, start.to_numpy())
         start -= zeros[spans["step"].unique().sort().search_sorted(raw["step"])]
@@ -85,11 +85,11 @@ def raw_times(ops: pl.DataFrame, name: str) -> pl.Series | None:
     return column
 
 
-def on_clock(latest: float, of_one_rank: pl.DataFrame, per_second: int) -> bool:
+def on_clock(latest: float, spans: pl.DataFrame, per_second: int) -> bool:
     """Whether starts may be clock times: the `latest` is beyond any step, or those of one rank advance from step to
-    step. `of_one_rank`: its `spans_of`.
+    step. `spans`: its `spans_of`.
     """
-    return latest > LONGEST_S * per_second or _runs_on(_by_step(of_one_rank))
+    return latest > LONGEST_S * per_second or _runs_on(_by_step(spans))
 
 
 def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
@@ -271,8 +271,8 @@ def check_magnitudes(
     """
     if stated is TimeUnit.S:
         return
-    of_steps = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
-    few = ops.select("step", "rank", "kind", "duration").filter(of_steps)
+    is_judged = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
+    few = ops.select("step", "rank", "kind", "duration").filter(is_judged)
     _check_same_unit(few, source)
     statistics = [*_statistics(few), *_overlap(ops, step_starts)]
     _check_usual(statistics, source, stated, integers=integers)
@@ -402,9 +402,9 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Stati
     numbers = np.array([step for step, _ in starts], np.float64)
     apart = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
     apart = apart[apart > 0]
-    of_rank = ops.filter(pl.col("rank") == ops["rank"][0])
+    rank_ops = ops.filter(pl.col("rank") == ops["rank"][0])
     end = (pl.col("start") + pl.col("duration")).max()
-    length = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"].median()
+    length = rank_ops.group_by("step").agg(length=end - pl.col("start").min())["length"].median()
     if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
         return []
     ratio = length / float(np.median(apart))

@@ -149,7 +149,7 @@
     return drawn;
   }
 
-  // A line is broken where it has no value.
+  // A line, with a gap at each point without a value.
   function path(view, { trace, corners, points }, before) {
     const { x, y } = view.axes, drawn = [], style = trace.line || {};
     const joined = (part) => part.filter(([, value]) => value !== null).map((corner) => `${x.toPixel(corner[0])} ${y.toPixel(corner[1])}`).join("L");
@@ -159,7 +159,7 @@
     }
     if (trace.mode.includes("lines") && style.width !== 0 && corners.length) {
       const parts = corners.reduce((all, corner) => (corner[1] === null ? all.push([]) : all[all.length - 1].push(corner), all), [[]]);
-      const [d, dash] = [parts.filter((part) => part.length).map((part) => `M${joined(part)}`).join(""), DASHES[style.dash]];
+      const d = parts.filter((part) => part.length).map((part) => `M${joined(part)}`).join(""), dash = DASHES[style.dash];
       drawn.push(make("path", { d, fill: "none", stroke: style.color, "stroke-width": style.width, "stroke-dasharray": dash, "stroke-linejoin": "round", class: "line" }));
     }
     if (trace.mode.includes("markers")) drawn.push(...points.map((point) => marker(trace, x.toPixel(point.x), y.toPixel(point.y))));

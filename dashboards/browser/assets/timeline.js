@@ -290,7 +290,7 @@
 
     // The op under a point of the canvas: the nearest within 3 pixels.
     spanAt(x, y) {
-      const place = this.scene && this.spans && x >= paint().LABELS ? rows().at(this, y) : null;
+      const place = this.scene && this.spans && x >= paint().LABELS ? rows().rowAtY(this, y) : null;
       if (!place) return null;
       return data().spanAt(this.scene, this.spans, this.time(x), (3 / this.width) * (this.to - this.from), place.row, place.inside);
     }

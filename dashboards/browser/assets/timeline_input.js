@@ -96,7 +96,7 @@
     if (moved && gesture.selects) select(timeline, event, gesture, true);
     if (moved || !timeline.scene) return;
     const x = event.clientX - box.left, y = event.clientY - box.top, { scene } = timeline;
-    const mark = timeline.spanAt(x, y), place = rows().at(timeline, y);
+    const mark = timeline.spanAt(x, y), place = rows().rowAtY(timeline, y);
     timeline.scroll.focus({ preventScroll: true });
     if (mark) timeline.guarded(() => timeline.pin(mark.name));
     else if (place && (x < paint().LABELS || rows().isGroup(scene, place.row))) rows().toggle(timeline, place.row);
@@ -106,7 +106,7 @@
   // Shows the op or row under the pointer in the tip, and the op also in the panel if that is free, on the other half.
   function point(timeline, event) {
     const { canvas, scene, tip } = timeline, box = canvas.getBoundingClientRect(), { AXIS, LABELS } = paint();
-    const x = event.clientX - box.left, y = event.clientY - box.top, mark = timeline.spanAt(x, y), place = scene && rows().at(timeline, y);
+    const x = event.clientX - box.left, y = event.clientY - box.top, mark = timeline.spanAt(x, y), place = scene && rows().rowAtY(timeline, y);
     const isName = !mark && place && (x < LABELS || rows().isGroup(scene, place.row));
     clearTimeout(timeline.dwelling);
     canvas.style.cursor = mark || isName ? "pointer" : x < LABELS ? "default" : y < AXIS ? "col-resize" : "grab";

@@ -13,7 +13,7 @@
   const isOpen = (scene, row) => row + 1 < scene.rows && !isGroup(scene, row + 1);
 
   // The row at a y of the canvas, and the pixels below its top; null if none.
-  function at(timeline, y) {
+  function rowAtY(timeline, y) {
     const { scene } = timeline, pinned = y < paint().scrollingTop(scene);
     const down = y - paint().AXIS + (pinned ? 0 : timeline.scroll.scrollTop), row = paint().rowAt(scene, down);
     if (y < paint().AXIS || y > timeline.height - paint().footHeight(scene) || down >= scene.tops[scene.rows]) return null;
@@ -54,7 +54,7 @@
     return `${what}. Click to ${isOpen(scene, row) ? "close" : "open"}`;
   }
 
-  window.tracekitTimelineRows = { isGroup, isOpen, worker, at, pin, open, toggle, hint };
+  window.tracekitTimelineRows = { isGroup, isOpen, worker, rowAtY, pin, open, toggle, hint };
 
   // ---- spans
 

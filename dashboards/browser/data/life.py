@@ -80,8 +80,8 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
     if parts.is_empty():
         return None
     few = int(parts["windows"].sum()) <= MOST_STEPWISE and parts["recorded_s"].null_count() == 0
-    of_windows = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
-    spans = (_steps(results, job, parts) if few else of_windows).filter(
+    window_spans = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
+    spans = (_steps(results, job, parts) if few else window_spans).filter(
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
     events = [

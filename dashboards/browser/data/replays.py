@@ -166,8 +166,8 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Questions that suit the job: the places of its causes first, then the ones that tell compute from network."""
     by_query: dict[WhatifQuery, Suggestion] = {}
-    of_causes = (suggestion for cause in report.findings for suggestion in _place_suggestions(report, cause.where))
-    for suggestion in (*of_causes, *_general_suggestions(report)):
+    suggestions = (suggestion for cause in report.findings for suggestion in _place_suggestions(report, cause.where))
+    for suggestion in (*suggestions, *_general_suggestions(report)):
         by_query.setdefault(suggestion.query, suggestion)
     return tuple(by_query.values())
 
@@ -358,8 +358,8 @@ def _idle_beyond_peers(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[
                 reasons.setdefault((gpu.rank, kind), row.reason)
     beyond = []
     for kind in {str(row.kind) for row in report.by_kind} & set(_KINDS.values()):
-        usual_s = median(of_rank[kind] for of_rank in idle.values())
-        beyond += [(of_rank[kind] - usual_s, kind, rank) for rank, of_rank in idle.items()]
+        usual_s = median(idle_s[kind] for idle_s in idle.values())
+        beyond += [(idle_s[kind] - usual_s, kind, rank) for rank, idle_s in idle.items()]
     for more_s, kind, rank in sorted(beyond, reverse=True)[:MOST_ROWS]:
         if more_s >= SMALLEST_SHARE * gpus[0].recording_s:
             query = WhatifQuery(f"kind={kind} and rank={rank}")

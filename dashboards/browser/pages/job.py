@@ -118,13 +118,13 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
     if cause.effect != report.answer.why:
-        if cause.spent or cause.kind in advised(report):  # time that was seen to be spent is no replay's figure
+        if cause.spent or cause.kind in advised(report):  # time seen in the recording is not from a replay
             parts += _labelled(cause, [("What to do", "suggested_fix")])
         evidence.insert(0, ("More to check", "next_check"))
     figures = [html.Ul([html.Li(remark.words) for remark in cause.evidence], className="evidence")]
     foot = [folded("Evidence", *(figures if cause.evidence else []), *_labelled(cause, evidence))]
     if costs or cause.suggested_fix:
-        foot += _ways_on(stored, cause)
+        foot += _links(stored, cause)
     return [*parts, html.Div(foot, className="ways-on")]
 
 
@@ -146,7 +146,7 @@ def _labelled(cause: Finding, rows: Sequence[tuple[str, str]]) -> list[Component
     return [html.Div(list(each)) for each in labels]
 
 
-def _ways_on(stored: Stored, cause: Finding) -> list[Component]:
+def _links(stored: Stored, cause: Finding) -> list[Component]:
     """Where the cause can be seen: on the map with its place marked, and op by op in a step in which it acts."""
     where = cause.where
     workers = where.workers
@@ -186,18 +186,18 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
             a_day = [f"{fix.saved_gpu_hours_per_day or 0.0:,.1f}"] if hours else []
             cells += [*_times(fix), *a_day]
         rows[confidence is not None].append(cells)
-    of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
+    cause_title, other_title = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
     notes = [note(f"{words}.") for words in report.assumptions]
     tables = [
         row_table(heads, rows[each], label, range(1 + len(where), len(heads)))
-        for each, label in ((True, of_cause), (False, of_any_job))
+        for each, label in ((True, cause_title), (False, other_title))
     ]
     priced = [tables[0], *notes]
     if levels := fix_levels(stored, report):
         priced = [waterfall(levels), folded(f"All fixes, priced: {len(rows[True])}", *priced)]
     return [
-        *([panel(of_cause, *priced)] if rows[True] else []),
-        *([folded_panel(of_any_job, tables[1], *notes)] if rows[False] else []),
+        *([panel(cause_title, *priced)] if rows[True] else []),
+        *([folded_panel(other_title, tables[1], *notes)] if rows[False] else []),
     ]
 
 

@@ -379,9 +379,9 @@ def job_card(stored: Stored) -> Component:
         return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
     verdict, steps = run_headline(report, viewer().zone) or headline(report), report.by_step
     run = run_of_several(report)
-    of_run = None if run is None else run_advice(run, report)
+    run_action = None if run is None else run_advice(run, report)
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
-    action, saves = (action, saves) if of_run is None else (of_run, "")
+    action, saves = (action, saves) if run_action is None else (run_action, "")
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []
     picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []

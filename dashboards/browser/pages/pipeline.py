@@ -65,11 +65,11 @@ def build(
         "Search": [("the best plan", state | {"plans": 1})],
     }
     stages = [_Stage.of(timelines[0], stage) for stage in range(timelines[0].stages)]
-    of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
+    lane_name = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
     return [
         *(html.Div(note(text), role="status") for text in remarks),
         panel(
-            f"Pipeline in step {chosen}, {of_lane}",
+            f"Pipeline in step {chosen}, {lane_name}",
             html.P(_sentence(stages, timelines[0].window_s), className="verdict"),
             *(_choices(stored.name, title, choices) for title, choices in links.items() if choices),
             *figure_parts(

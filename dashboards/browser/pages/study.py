@@ -127,21 +127,21 @@ def _job_page(served: FleetStudy, report: FleetReport, name: str) -> list[Compon
     lost = f"{hours(row['lost_gpu_hours'])} of {hours(row['gpu_hours'])} GPU-hours lost"
     lost += "" if price is None else f", {hours(row['lost_gpu_hours'] * price)} at {price:g} a GPU-hour"
     causes, fixes = served.of_job(row["job"])
-    of_causes = [
+    cause_rows = [
         [cause["title"], cause["where"], hours(cause["lost_gpu_hours"]), cause["suggested_fix"] or "-"]
         for cause in causes.iter_rows(named=True)
     ]
-    of_fixes = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
+    fix_rows = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
     sentence = row["headline"] or "no verdict"
     verdict = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="verdict")
     advice = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
     heads, fix_heads = ("Cause", "Where", "GPU-hours lost", "What to do"), ("Fix", "Where", "GPU-hours saved")
-    tone = Tone.BAD if row["straggling"] or of_causes else Tone.GOOD
+    tone = Tone.BAD if row["straggling"] or cause_rows else Tone.GOOD
     return [
         *head,
         html.Section([html.H2(short(name)), verdict, note(f"{lost}.")], className=f"panel hero {tone}"),
-        *([panel("Why", row_table(heads, of_causes, "Causes", (2,)))] if of_causes else []),
-        *([panel("Fixes", row_table(fix_heads, of_fixes, "Fixes", (2,)))] if of_fixes else []),
+        *([panel("Why", row_table(heads, cause_rows, "Causes", (2,)))] if cause_rows else []),
+        *([panel("Fixes", row_table(fix_heads, fix_rows, "Fixes", (2,)))] if fix_rows else []),
         advice,
     ]
 

@@ -109,8 +109,8 @@ def address(state: TimelineState) -> dict[str, Any]:
 
 def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps: pl.DataFrame) -> Component:
     """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
-    of_peers = "contents" if words.peers else "none"
-    of_rows = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
+    peers_class = "contents" if words.peers else "none"
+    rows_class = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
     options = {
         str(step): f"{step}: {seconds(recorded)}, {seconds(lost_s or 0.0)} lost"
         for step, recorded, lost_s in steps.select("step", "recorded_s", "lost_s").iter_rows()
@@ -136,12 +136,12 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     path = _choice(
         "timeline-critical", "Critical path", "yes" if state.critical else "no", {"no": "Hide", "yes": "Show"}
     )
-    of_pipelines = [
-        _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
+    pipeline_choices = [
+        _choice("timeline-view", "Timeline", state.view, views),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
         _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
     ]
-    of_several = [
+    row_choices = [
         _choice("timeline-group", "Rows", state.group, groups),
         _filter("timeline-dp_rank", words.ranks, state.dp_ranks, "0-3 7"),
     ]
@@ -150,20 +150,20 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         _filter("timeline-worker", "Worker", state.workers, "3,1"),
     ]
     more = [
-        html.Div(of_pipelines, className=of_peers),
-        html.Div(of_several, className=of_rows),
-        html.Div(filters, className=of_peers),
+        html.Div(pipeline_choices, className=peers_class),
+        html.Div(row_choices, className=rows_class),
+        html.Div(filters, className=peers_class),
     ]
     filtered = state.dp_ranks or state.stages or state.workers
     return html.Div(
         [
             step,
-            html.Div(path, className=of_peers),
+            html.Div(path, className=peers_class),
             _filter("timeline-find", "Find ops", state.find, words.find),
             html.Details(
                 [html.Summary("Rows and filters"), html.Div(more, className="timeline-controls")],
                 open=bool(filtered),
-                className="timeline-more" if words.peers or of_rows == "contents" else "none",
+                className="timeline-more" if words.peers or rows_class == "contents" else "none",
             ),
         ],
         className="timeline-controls",

@@ -89,14 +89,14 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
         " ` + SELECTION * FACTOR`, and replay."
     )
     title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
-    of_causes, of_any_job = (
+    cause_table, other_table = (
         row_table(heads, group, label, (1, 2)) for group, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
         title,
-        *([of_causes] if rows[True] else []),
+        *([cause_table] if rows[True] else []),
         *([remark] if rows[True] and kind.of_ops else []),
-        *([folded(general, of_any_job)] if rows[False] else []),
+        *([folded(general, other_table)] if rows[False] else []),
     )
 
 

@@ -119,16 +119,16 @@ def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
     """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
     values = workers.values(view.position).ravel()
     marked = [cell for cell in workers.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
-    of_host: list[int] = []
+    on_host: list[int] = []
     if view.host is not None:
-        of_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
+        on_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
     fig = worker_heatmap(
         workers,
         view.position,
         viewer().theme,
         marked=marked,
         chosen=view.cell,
-        dotted=of_host,
+        dotted=on_host,
         boxed=() if view.box is None else view.box.cells(workers),
     )
     return fig.update_layout(meta={"box": True})
@@ -284,8 +284,8 @@ class ViewData(TypedDict):
 def change(
     position: int | str,
     cell: Clicked | None,
-    of_time: Clicked | None,
-    of_steps: Clicked | None,
+    time_click: Clicked | None,
+    steps_click: Clicked | None,
     typed: str | None,
     _workers: Any,
     _hosts: Any,
@@ -300,7 +300,9 @@ def change(
     report, workers = results().stored(job).report, results().worker_map(job)
     assert report is not None, "else there were no map"
     before = read_view(workers, view_data)
-    clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
+    clicked = {"workers-map": cell, "workers-times": time_click, "workers-steps": steps_click}.get(
+        str(ctx.triggered_id)
+    )
     view = _updated_view(workers, replace(before, said=()), position, clicked, typed)
     if view.said:
         return _messages(view)

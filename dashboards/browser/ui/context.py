@@ -140,14 +140,14 @@ def _moment(text: str, name: str, default: float) -> float:
 
 def chosen_range(job: str) -> TimeRange | None:
     """The range of time that the request names for the job; None: all of it."""
-    of_job, chosen = flask.g.get("range", (None, None))
-    return chosen if of_job == job else None
+    range_job, chosen = flask.g.get("range", (None, None))
+    return chosen if range_job == job else None
 
 
 def chosen_window(job: str) -> int | None:
     """The window of the job that the request names; None: the newest."""
-    of_job, window = flask.g.get("window", (None, None))
-    return window if of_job == job else None
+    window_job, window = flask.g.get("window", (None, None))
+    return window if window_job == job else None
 
 
 def prefixed(path: str) -> str:

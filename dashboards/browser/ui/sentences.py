@@ -146,8 +146,8 @@ def node_words(report: Report) -> str | None:
     """Advice on draining a node, by the rule of tracekit/report/conclusions.py; None if no node is known, or if no
     machine can be at fault.
     """
-    of_machines = [culprit for culprit in report.answer.culprits if culprit.hardware or culprit.part in MACHINE_PARTS]
-    return nodes_of(of_machines, trusted=report.trust.trustworthy).sentence
+    suspects = [culprit for culprit in report.answer.culprits if culprit.hardware or culprit.part in MACHINE_PARTS]
+    return nodes_of(suspects, trusted=report.trust.trustworthy).sentence
 
 
 def host_words(report: Report, workers_map: WorkerMap) -> str:

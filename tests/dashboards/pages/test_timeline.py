@@ -273,7 +273,7 @@ def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
     page.wait_for_url("**pin=0%2C3**")
     page.wait_for_function("() => tracekitTimeline.current().scene.pinned === 1")
     page.evaluate("tracekitTimeline.current().scroll.scrollTop = 200")
-    top = "tracekitTimelineRows.at(tracekitTimeline.current(), tracekitTimelineDraw.AXIS + 5).row"
+    top = "tracekitTimelineRows.rowAtY(tracekitTimeline.current(), tracekitTimelineDraw.AXIS + 5).row"
     assert (page.evaluate(top), page.evaluate("tracekitTimeline.current().scene.pp_rank[0]")) == (0, 3)
     page.focus("#timeline-scroll")
     page.evaluate("tracekitTimeline.current().scroll.scrollTop = 0")
