@@ -47,17 +47,13 @@ _CLASS = {
 def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
     """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    overview, detailed = report.overview, report.tables_of_sections
-    folded = (
-        f"<details><summary>All tables</summary>{report_html.sections(detailed)}</details>"
-        if detailed != overview
-        else ""
-    )
+    brief, full = report.overview, report.tables_of_sections
+    folded = f"<details><summary>All tables</summary>{report_html.sections(full)}</details>" if full != brief else ""
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
         f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.by_worker else ''}"
-        f"{report_html.sections((*report.pictures, *tables(report), *overview))}{folded}"
+        f"{report_html.sections((*report.pictures, *tables(report), *brief))}{folded}"
         f"{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
     )
 

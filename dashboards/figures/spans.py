@@ -83,9 +83,8 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
     chosen = _ops_of(ops, workers)
     rows = np.arange(len(workers)) if rows is None else rows
     position = np.repeat(rows, ops.first[workers + 1] - ops.first[workers])
-    parts = [
-        _columns(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)
-    ]
+    replays = dict.fromkeys(line.replay for line in lines)
+    parts = [_columns(ops, chosen, position, lines, replay, window) for replay in replays]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["covers"] = columns["duration"].astype(np.float64)
     if window is not None:

@@ -103,7 +103,7 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     suspicions = [_parse_suspicion(text) for text in suspects]
     windows = [each.window for each in suspicions]
     window = TimeSpan(min(each.since for each in windows), max(each.until for each in windows))
-    name, samples = _read_source(source, metrics_of(each.part for each in suspicions), window)
+    name, samples = _open(source, metrics_of(each.part for each in suspicions), window)
     tests = verdicts_on(samples, suspicions)
     if as_json:
         click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
@@ -125,7 +125,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
     from tracekit.analysis.metrics.effects import scanned
     from tracekit.analysis.metrics.samples import is_counter
 
-    alarms = list(scanned(_read_source(source)[1], [_read_source(each)[1] for each in baselines]))
+    alarms = list(scanned(_open(source)[1], [_open(each)[1] for each in baselines]))
     if as_json:
         click.echo(msgspec.json.encode(ScanOutput(alarms)))
         return
@@ -147,7 +147,7 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
     from tracekit.analysis.metrics.samples import lacking
 
-    missing = list(lacking(_read_source(source)[1]))
+    missing = list(lacking(_open(source)[1]))
     if as_json:
         click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
         return
@@ -158,9 +158,7 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
         click.echo("All metrics that tests read are there.")
 
 
-def _read_source(
-    text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None
-) -> tuple[str, Samples]:
+def _open(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None) -> tuple[str, Samples]:
     """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
     from tracekit.analysis.metrics.samples import Samples
     from tracekit.base.errors import FormatError

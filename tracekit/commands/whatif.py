@@ -225,9 +225,8 @@ def whatif_command(
             report, source_name = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
             options.refuse_measured(source.arguments, "a pipeline")
-            report, lanes = _parts(
-                _in_batches(source, used, options, method, redact=redact, ignored=steps, show_stage=show_stage)
-            )
+            analysis = _in_batches(source, used, options, method, redact=redact, ignored=steps, show_stage=show_stage)
+            report, lanes = _parts(analysis)
         else:
             try:
                 loaded = source.load(method=method, kernel_classes=kernel_classes)

@@ -61,7 +61,7 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
-    losses = _split_planned(planned, _losses_by_cause(report, losses_s, planned))
+    losses = _split_planned(planned, _placed(report, losses_s, planned))
     hidden_s = report.verdict.lost_s - sum(losses_s.values())
     losses.append(PlacedLoss(None, BillPart.UNKNOWN, HIDDEN, hidden_s))
     rest = shown_useful(report, losses_s, _uncounted(report, losses_s))
@@ -80,9 +80,7 @@ def _losses_s(report: Report) -> dict[LossKind, float]:
     return losses_s
 
 
-def _losses_by_cause(
-    report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]
-) -> list[PlacedLoss]:
+def _placed(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost, places = list[PlacedLoss](), _places(report)
     for kind, lost_s in losses_s.items():

@@ -127,9 +127,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
     per_hour = hours / report.step_time_s.recorded
     tables = {
-        "jobs": _frame(
-            "jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_figures(job, report)}]
-        ),
+        "jobs": _frame("jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_row(job, report)}]),
         "workers": _workers(report, gpu_uuids(metadata)),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
@@ -213,7 +211,7 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
     }
 
 
-def _pipeline_figures(job: Job, report: Report) -> dict[str, Any]:
+def _pipeline_row(job: Job, report: Report) -> dict[str, Any]:
     layout, coverage = report.job.layout, report.coverage
     if not layout or not coverage:
         return {}

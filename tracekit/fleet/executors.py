@@ -77,9 +77,7 @@ class LocalExecutor:
         pool = ThreadPoolExecutor(max(limit, 1))
         try:
             while waiting or running:
-                while len(running) < limit and (
-                    task := self._pop_next(waiting, [task for _, task in running.values()])
-                ):
+                while len(running) < limit and (task := self._pop(waiting, [task for _, task in running.values()])):
                     process = idle.pop() if idle else _Process()
                     running[pool.submit(process.work, task)] = process, task
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -96,7 +94,7 @@ class LocalExecutor:
             for process in (*idle, *(process for process, _ in running.values())):
                 process.end()
 
-    def _pop_next(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
+    def _pop(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
         """Remove and return the first task that fits into memory next to the others."""
         used_bytes = sum(task.memory_bytes for task in running)
         idle = BASE_BYTES * (min(self.processes, len(running) + len(waiting)) - len(running) - 1)

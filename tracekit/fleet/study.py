@@ -382,10 +382,8 @@ def _analyse(
     progress(standing)
     waiting = sorted(source_of_url, key=lambda url: (-source_of_url[url].bytes, url))
     for last in (False, True):
-        retried = []
-        for outcome in executor.run(
-            [Task(source_of_url[url], str(study.path), analysis) for url in waiting], alone=last
-        ):
+        tasks, retried = [Task(source_of_url[url], str(study.path), analysis) for url in waiting], []
+        for outcome in executor.run(tasks, alone=last):
             study.log_seen(source_of_url[outcome.url], outcome)
             if outcome.died and not last:
                 retried.append(outcome.url)

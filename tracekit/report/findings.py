@@ -98,10 +98,8 @@ class Findings(Struct, frozen=True, dict=True):
     def with_code(self, rank: int, words: str) -> Findings:
         """The findings, with the line of code of what slows a rank down (`CauseInWords.code`)."""
         answer = self.report.answer
-        changed = tuple(
-            replace(account, code=words) if rank in account.ranks else account for account in answer.accounts
-        )
-        return replace(self, report=replace(self.report, answer=replace(answer, accounts=changed)))
+        new = tuple(replace(account, code=words) if rank in account.ranks else account for account in answer.accounts)
+        return replace(self, report=replace(self.report, answer=replace(answer, accounts=new)))
 
     def hosts(self) -> list[str]:
         """The hosts of the job, as far as they are known."""

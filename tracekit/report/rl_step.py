@@ -146,10 +146,8 @@ class DifferingSteps(Struct, frozen=True):
             return f"{which} spend{'s' * (not several)} {seconds(abs(self.phase_extra_s))} {more} in {self.phase}"
         each = " each" * several
         extra = f"{'+' if self.extra_s >= 0 else '-'}{seconds(abs(self.extra_s))}{each}"
-        share_text = f"{percent(abs(self.share))} of the run"
-        return (
-            f"{which} take{'s' * (not several)} {ratio(self.times)}x the others ({extra}, {share_text}): {self.phase}"
-        )
+        share = f"{percent(abs(self.share))} of the run"
+        return f"{which} take{'s' * (not several)} {ratio(self.times)}x the others ({extra}, {share}): {self.phase}"
 
 
 class Trend(Struct, frozen=True):

@@ -148,11 +148,9 @@ def followed(
     after = [_continued(incident, number, report, ended_at, moved_at) for incident in going_on]
     new = [sighting for sighting in report.alarming if not any(incident.shows_in(sighting) for incident in going_on)]
     for incident in (incident for incident in before if incident.closed_at is not None):
-        recurring = [sighting for sighting in new if incident.shows_in(sighting)]
-        new = [sighting for sighting in new if sighting not in recurring]
-        after.append(
-            _extended(incident, number, recurring) if recurring else replace(incident, clear=incident.clear + 1)
-        )
+        matches = [sighting for sighting in new if incident.shows_in(sighting)]
+        new = [sighting for sighting in new if sighting not in matches]
+        after.append(_extended(incident, number, matches) if matches else replace(incident, clear=incident.clear + 1))
     for sighting in new:
         if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
             after.append(Incident(0, job, sighting, ended_at, number, number))

@@ -402,11 +402,9 @@ class LiveTables:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
-        values = {"job": job_id, "at": naive(ended_at)}
-        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", values)
-        self.connection.execute(
-            "UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", values
-        )
+        row = {"job": job_id, "at": naive(ended_at)}
+        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", row)
+        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", row)
 
 
 def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:

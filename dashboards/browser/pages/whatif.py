@@ -223,14 +223,8 @@ def _report(job: str) -> Report:
 
 def _error_parts(error: Exception) -> list[Any]:
     """An error in place of the answers; the page stops polling until another question."""
-    return [
-        error_message(error),
-        [],
-        no_update,
-        None,
-        Signatures(answer="", beside="", losses=""),
-        PollState(asked=0, pending=False),
-    ]
+    unknown, ended = Signatures(answer="", beside="", losses=""), PollState(asked=0, pending=False)
+    return [error_message(error), [], no_update, None, unknown, ended]
 
 
 @answers(

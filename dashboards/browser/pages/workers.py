@@ -300,10 +300,8 @@ def change(
     report, workers = results().stored(job).report, results().worker_map(job)
     assert report is not None, "else there were no map"
     before = read_view(workers, view_data)
-    clicked = {"workers-map": cell, "workers-times": time_click, "workers-steps": steps_click}.get(
-        str(ctx.triggered_id)
-    )
-    view = _updated_view(workers, replace(before, said=()), position, clicked, typed)
+    clicks = {"workers-map": cell, "workers-times": time_click, "workers-steps": steps_click}
+    view = _updated_view(workers, replace(before, said=()), position, clicks.get(str(ctx.triggered_id)), typed)
     if view.said:
         return _messages(view)
     if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
