@@ -120,7 +120,7 @@ def _bars_of(visible: Spans, lines: Sequence[Line], workers: int) -> Bars:
     """For each span, a bar for its own cost, and one for its wait before that."""
     track = np.repeat(np.arange(workers * len(lines)), visible.first[1:] - visible.first[:-1])
     row, line = np.divmod(track, len(lines))
-    lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]
+    lanes = np.array([_LANES[drawn_line.replay, drawn_line.stream == _COMPUTE] for drawn_line in lines])[line]
     duration, wait = visible.duration.astype(np.float64), visible.wait.astype(np.float64)
     labels = [f"{lines[index].replay}: {KINDS[code]}" for index, code in zip(line, visible.kind, strict=True)]
     text = [

@@ -177,9 +177,9 @@ def merged_map(
     from tracekit.dashboards.figures.worker_map import worker_cells  # only pipelines have workers
 
     cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged, each = _runs_of_alike(cells, accused), ""
+    merged, remark = _runs_of_alike(cells, accused), ""
     if len(merged) > rows:
-        each = ", each row the worst of its DP ranks"
+        remark = ", each row the worst of its DP ranks"
         cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
         ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
         merged = [
@@ -193,7 +193,7 @@ def merged_map(
     if cells.patch[1] == 1:
         across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
-    title.append(f"  how much each slows the job, {across}{each}: ", style="not bold")
+    title.append(f"  how much each slows the job, {across}{remark}: ", style="not bold")
     for level, words in ((0, " hardly  "), (highest, " most")):
         title.append(*_cell(level)).append(words, style="not bold")
     lines: list[RenderableType] = [title]

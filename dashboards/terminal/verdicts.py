@@ -162,7 +162,9 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     total, rest = bill.gpu_hours, bill.gpu_hours - hours
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
     money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
-    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (total, rest))
+    before, after = (
+        (three_digits(gpu_hours), f"{useful / gpu_hours:.0%}" if gpu_hours > 0 else "") for gpu_hours in (total, rest)
+    )
     trend = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
     if after[0] != before[0] or trend:

@@ -128,7 +128,7 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     job, first, costs_of_rows = rows[0]["job"], rows[0], _costs_of_rows(store, rows, costs)
     axis = axis_of(rows, list(map(_length_s, rows, costs_of_rows)))
     parts = zip(rows, (json.loads(row["metadata"]) for row in rows), costs_of_rows, axis.stretches, strict=True)
-    windows = [BilledWindow(*each) for each in parts]
+    windows = [BilledWindow(*part) for part in parts]
     attempts = [list(group) for _, group in groupby(windows, lambda window: window.metadata.get("attempt"))]
     teams = (team_of(window.metadata) for window in windows)
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
@@ -333,7 +333,7 @@ def run_of(account: Account) -> RunVerdict:
         state = State.OVER if moved_to[place[:3]] != place else _incident_state(clear, has_ended=ended is not None)
         causes.append(_cause(lost, account, state))
     causes.sort(key=lambda cause: -cause.lost_s)
-    lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(each.judged_s or 0.0 for each in account.windows)
+    lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(part.judged_s or 0.0 for part in account.windows)
     return RunVerdict(
         first_step=min(row["first_step"] for row in rows),
         last_step=max(row["last_step"] for row in rows),

@@ -101,9 +101,9 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     from tracekit.analysis.metrics.samples import TimeSpan, metrics_of
 
     suspicions = [_parse_suspicion(text) for text in suspects]
-    windows = [each.window for each in suspicions]
-    window = TimeSpan(min(each.since for each in windows), max(each.until for each in windows))
-    name, samples = _open(source, metrics_of(each.part for each in suspicions), window)
+    windows = [suspicion.window for suspicion in suspicions]
+    window = TimeSpan(min(span.since for span in windows), max(span.until for span in windows))
+    name, samples = _open(source, metrics_of(suspicion.part for suspicion in suspicions), window)
     tests = verdicts_on(samples, suspicions)
     if as_json:
         click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
@@ -125,7 +125,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
     from tracekit.analysis.metrics.effects import scanned
     from tracekit.analysis.metrics.samples import is_counter
 
-    alarms = list(scanned(_open(source)[1], [_open(each)[1] for each in baselines]))
+    alarms = list(scanned(_open(source)[1], [_open(path)[1] for path in baselines]))
     if as_json:
         click.echo(msgspec.json.encode(ScanOutput(alarms)))
         return
@@ -133,7 +133,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
         device = "" if alarm.device is None else f" {alarm.device}"
         change = f"{alarm.change:+.3g} a second" if is_counter(alarm.metric) else f"{alarm.change:+.2%}"
         since, until = (
-            datetime.fromtimestamp(each, UTC).isoformat(" ", "seconds") for each in (alarm.from_s, alarm.to_s)
+            datetime.fromtimestamp(time_s, UTC).isoformat(" ", "seconds") for time_s in (alarm.from_s, alarm.to_s)
         )
         click.echo(printable(f"{alarm.host}{device}: {alarm.metric} {change} from {since} to {until}"))
     if not alarms:
@@ -151,9 +151,9 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
         return
-    for each in missing:
-        click.echo(printable(f"{each.metric}: {each.why}"))
-        click.echo(printable(f"  add to {each.exporter}: {each.line}"))
+    for metric in missing:
+        click.echo(printable(f"{metric.metric}: {metric.why}"))
+        click.echo(printable(f"  add to {metric.exporter}: {metric.line}"))
     if not missing:
         click.echo("All metrics that tests read are there.")
 

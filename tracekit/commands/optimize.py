@@ -94,10 +94,10 @@ def _print_runs(runs: Path, counts: str, *, as_json: bool) -> None:
         return
     line = result.line
     click.echo(f"A microbatch takes {seconds(line.per_microbatch_s)}, the rest of a step {seconds(line.fixed_s)}")
-    for each in result.microbatches:
-        step = each.step_time_s
+    for run in result.microbatches:
+        step = run.step_time_s
         interval = f"{seconds(step.low)} to {seconds(step.high)}"
-        click.echo(f"  {each.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
+        click.echo(f"  {run.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
 
 
 def _optimum_of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:

@@ -150,7 +150,9 @@ class JobArguments(Struct, frozen=True):
     def _code_lines(self) -> list[str]:
         """The lines of code of the incidents of the job, or of those that show in the window; the newest first."""
         store, name = self.in_store()
-        incidents = [each for each in store.incidents(name) if self.window is None or each.shows_in_window(self.window)]
+        incidents = [
+            shown for shown in store.incidents(name) if self.window is None or shown.shows_in_window(self.window)
+        ]
         return [words for incident in incidents if (words := incident.cause.code)][:_MOST_LINES]
 
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:

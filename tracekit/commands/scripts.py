@@ -230,7 +230,7 @@ def gate_command(
     if apart is not None and apart >= 1:
         raise SelectionError(f"--noise {noise!r:.200}; expected less than 100%, such as 2% or 0.02")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
-    if len({os.path.realpath(each) for each in baselines}) < len(baselines):
+    if len({os.path.realpath(text) for text in baselines}) < len(baselines):
         raise click.BadParameter("the same one twice does not show how far runs differ", param_hint="--baseline")
     for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
         if path is not None:

@@ -179,7 +179,7 @@ def _side(
     lost, scale = np.array([row.lost_s or 0.0 for row in rows]) / per_step, _lost_here(report, rows)
     steps = np.array([row.step for row in rows])
     if marked:  # steps of one recording, each with its own time: what `gate` judges
-        original, ideal, lost = (np.full(len(marked), each.mean()) for each in (original, ideal, lost))
+        original, ideal, lost = (np.full(len(marked), times.mean()) for times in (original, ideal, lost))
         recorded = np.array([step.recorded_s for step in marked])
         steps, per_step = np.array([step.step for step in marked]), 1
     none = np.zeros(0)
@@ -302,7 +302,7 @@ def _distrusted(before: Side, after: Side) -> str:
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     """Causes that are gone, new or staying between two reports. The same cause has the same kind, place and name."""
-    old, new = ({_identity(each): each for each in _causes_of(report)} for report in (before, after))
+    old, new = ({_identity(finding): finding for finding in _causes_of(report)} for report in (before, after))
     return CauseChange(
         gone=tuple(cause for key, cause in old.items() if key not in new),
         new=tuple(cause for key, cause in new.items() if key not in old),

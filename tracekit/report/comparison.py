@@ -172,7 +172,7 @@ def _remaining(reports: tuple[Report, Report], earlier: Finding, later: Finding)
 
 def _price(report: Report, cause: Finding) -> str | None:
     """The cost of a cause per step, None if it has no price."""
-    saved_s, alone_s = (each / report.steps_in_whole for each in (cause.saved_s, cause.alone_s))
+    saved_s, alone_s = (cost_s / report.steps_in_whole for cost_s in (cause.saved_s, cause.alone_s))
     if max(saved_s, alone_s) <= 0:
         return None
     return cost(saved_s, alone_s, report.unit, bound=cause.bound)

@@ -164,9 +164,9 @@ class SeenOnce(Struct, frozen=True):
     @property
     def words(self) -> str:
         """Where it was seen, and what is seen of it elsewhere: "step 4: +244.0 ms; the others lose 300 us each"."""
-        each = zip(self.steps, self.lost_s, strict=True)
+        pairs = zip(self.steps, self.lost_s, strict=True)
         others = f"lose {seconds(self.others_s)} each" if self.others_s > 0 else "lose nothing"
-        return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in each)}; the others {others}"
+        return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in pairs)}; the others {others}"
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

@@ -251,7 +251,7 @@ class Report(Struct, frozen=True, kw_only=True):
         """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
         if not self.judged or self.verdict.kind in (LossKind.BALANCED, LossKind.MINOR):
             return ()
-        return tuple(each for each in self.answer.accounts if each.share >= SMALLEST_ALARMING_SHARE)
+        return tuple(account for account in self.answer.accounts if account.share >= SMALLEST_ALARMING_SHARE)
 
     @property
     def accused(self) -> Accused:
@@ -296,12 +296,12 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def gpu_of_ranks(self) -> list[GpuInReport]:
         """What the GPU of each rank of a recording did."""
-        return [self.gpu] if self.gpu else [each for each in self.gpus or () if isinstance(each, GpuInReport)]
+        return [self.gpu] if self.gpu else [gpu for gpu in self.gpus or () if isinstance(gpu, GpuInReport)]
 
     @property
     def on_gpus(self) -> list[OnGpu]:
         """What the job takes on the GPUs that were asked for, in their order."""
-        return [each for each in self.gpus or () if isinstance(each, OnGpu)]
+        return [gpu for gpu in self.gpus or () if isinstance(gpu, OnGpu)]
 
     @property
     def parts(self) -> list[Section]:
@@ -511,7 +511,7 @@ def _texts(content: Any, *, is_name: bool = False) -> Iterator[tuple[str, bool]]
             escaped |= field == "kind" and isinstance(content, OnPath)
             yield from _texts(getattr(content, field), is_name=escaped)
     elif isinstance(content, list | tuple):
-        for each in content:
-            yield from _texts(each, is_name=is_name)
+        for member in content:
+            yield from _texts(member, is_name=is_name)
     elif isinstance(content, dict):
         yield from _texts([*content, *content.values()], is_name=is_name)

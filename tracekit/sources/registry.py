@@ -181,7 +181,7 @@ MISFITS = (
     ),
     _other(
         "zstd",
-        lambda look: any(each.head.startswith(b"\x28\xb5\x2f\xfd") for each in (look, *look.entries)),
+        lambda look: any(file.head.startswith(b"\x28\xb5\x2f\xfd") for file in (look, *look.entries)),
         _with_advice("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
     ),
     _other("json", _name_ends_with(".json", ".json.gz"), _json),

@@ -259,14 +259,17 @@ class Catalogue:
 
     def add_windows(self, windows: Sequence[WrittenWindow]) -> None:
         """Add windows whose files have been written."""
-        facts = (each.key | {"added_at": each.added_at} | _facts(each.item) | _verdict(each.item) for each in windows)
+        facts = (
+            window.key | {"added_at": window.added_at} | _facts(window.item) | _verdict(window.item)
+            for window in windows
+        )
         insert(self.connection, "windows", *facts)
-        files = [(each.key, part, file) for each in windows for part, file in each.files.items()]
+        files = [(window.key, part, file) for window in windows for part, file in window.files.items()]
         insert(self.connection, "files", *(key | {"part": part} | asdict(file) for key, part, file in files))
-        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
-        self._add_hosts([(each.job_id, host) for each, findings in analysed for host in findings.hosts()])
-        for each, _ in analysed:
-            self._add_gpus(each.job_id, each.item.trace.metadata)
+        analysed = [(window, window.item.findings) for window in windows if isinstance(window.item.findings, Findings)]
+        self._add_hosts([(window.job_id, host) for window, findings in analysed for host in findings.hosts()])
+        for window, _ in analysed:
+            self._add_gpus(window.job_id, window.item.trace.metadata)
         self.live.add_findings(windows)
 
     def remove_impossible(self) -> Iterator[tuple[str, str]]:

@@ -353,11 +353,11 @@ class LiveTables:
 
     def add_findings(self, windows: Sequence[WrittenWindow]) -> None:
         """Store the findings of windows that have been written; nothing for one without."""
-        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
+        analysed = [(window, window.item.findings) for window in windows if isinstance(window.item.findings, Findings)]
         rows: dict[str, list[dict[str, Any]]] = {"findings": [], "costs": [], "culprits": []}
-        for each, findings in analysed:
+        for window, findings in analysed:
             verdict, answer = findings.report.verdict, findings.report.answer
-            leading, metadata = answer.accounts[:1], each.item.trace.metadata
+            leading, metadata = answer.accounts[:1], window.item.trace.metadata
             row = {
                 "verdict": verdict.kind,
                 **{column: getattr(verdict, column) for column in ("share", "confidence")},
@@ -366,11 +366,11 @@ class LiveTables:
                 "ranks_missing": _count(metadata.get("missing_ranks")),
                 "dropped_records": _number(metadata.get("dropped_records")),
             }
-            rows["findings"].append(each.key | row)
-            rows["costs"].append(each.key | _costs(findings.report, each.item.trace.step_starts))
+            rows["findings"].append(window.key | row)
+            rows["costs"].append(window.key | _costs(findings.report, window.item.trace.step_starts))
             costliest = sorted(answer.accounts, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
             rows["culprits"] += [
-                each.key | {column: getattr(culprit, column) for column in _OF_CULPRITS} for culprit in costliest
+                window.key | {column: getattr(culprit, column) for column in _OF_CULPRITS} for culprit in costliest
             ]
         for table, table_rows in rows.items():
             insert(self.connection, table, *table_rows)

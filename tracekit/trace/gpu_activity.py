@@ -131,9 +131,9 @@ class ProfilerCost(NamedTuple):
     def words(self) -> str:
         """The costs by part, in words."""
         parts = [("an operator", self.operator), ("a launch", self.launch), ("a Python function", self.function)]
-        each = ", ".join(f"{1e6 * cost:.1f} us {part_name}" for part_name, cost in parts if cost)
+        costs = ", ".join(f"{1e6 * cost:.1f} us {part_name}" for part_name, cost in parts if cost)
         wider = "" if self.stacks else "; without stacks, less of it shows, so the interval is wider"
         return (
-            f"recording costs the host {each}, by the shortest gaps between events; without that, the hosts' work was"
+            f"recording costs the host {costs}, by the shortest gaps between events; without that, the hosts' work was"
             f" replayed with the GPU's as recorded{wider}"
         )

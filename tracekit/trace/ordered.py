@@ -178,7 +178,7 @@ class _Places:
     def of(cls, file: _File) -> Self | None:
         """None if a table takes less memory, or if ops contradict each other. Raises TraceError or LayoutError."""
         where = pl.DataFrame([*file.columns(*_WHERE)])
-        steps, dp_ranks = (distinct_steps(where[each].to_numpy()) for each in ("step", "dp_rank"))
+        steps, dp_ranks = (distinct_steps(where[name].to_numpy()) for name in ("step", "dp_rank"))
         workers = StepGrid(steps, dp_ranks, np.arange(file.layout.pp, dtype=np.int32))
         if not workers.fit(file.rows):
             return None

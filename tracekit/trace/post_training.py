@@ -145,7 +145,7 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
         requests, phases = ops.filter(pl.col("rank") > 0), ops.filter(pl.col("rank") == 0)
         engine, engines = requests["rank"].to_numpy() - 1, tuple(map(str, metadata["engines"]))
         np.take(engines, engine)  # or the error that one has no name
-        times = (phases[each].to_numpy() for each in ("step", "start", "end"))
+        times = (phases[column].to_numpy() for column in ("step", "start", "end"))
         recorded_phases = Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times)
         if requests.is_empty():
             return RlTimeline(recorded_phases, None)
@@ -153,7 +153,7 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
             engines=engines,
             engine=engine,
             submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
-            **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
+            **{column: requests[column].to_numpy() for column in ("step", "start", "end", *_OF_REQUESTS)},
         )
         return RlTimeline(recorded_phases, trajectories)
     except (LookupError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
@@ -202,7 +202,7 @@ def _timed(log: RlTimeline) -> tuple[pl.DataFrame, dict[str, Any]]:
         rank=pl.lit(0, pl.Int64), submit="start", stream=pl.col("kind").rank("dense").cast(pl.Int64)
     )
     if requests is not None:
-        columns = {each: getattr(requests, each) for each in ("step", "start", "end", "submit", *_OF_REQUESTS)}
+        columns = {name: getattr(requests, name) for name in ("step", "start", "end", "submit", *_OF_REQUESTS)}
         served = pl.DataFrame(columns | {"rank": requests.engine + 1}).with_columns(
             kind=pl.lit("request"), stream=pl.int_range(pl.len(), dtype=pl.Int64).over("step", "rank")
         )

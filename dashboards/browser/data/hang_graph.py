@@ -39,10 +39,10 @@ def fold(report: HangReport) -> tuple[Node, ...]:
     """Fold the wait-for graph of a hang report into nodes: culprits, undecided ranks, then the waiting
     ranks, grouped by process group and distance from the culprits.
     """
-    nodes = [Node(0, each.stall_class, (each.rank,), each.operation, ()) for each in report.culprits]
+    nodes = [Node(0, culprit.stall_class, (culprit.rank,), culprit.operation, ()) for culprit in report.culprits]
     nodes += [
-        Node(0, "all alike" if each.alike else "cannot tell", each.ranks, each.operation, ())
-        for each in report.undecided
+        Node(0, "all alike" if question.alike else "cannot tell", question.ranks, question.operation, ())
+        for question in report.undecided
     ]
     place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
     waiting = {wait.rank: wait for wait in report.waiting if wait.rank not in place}

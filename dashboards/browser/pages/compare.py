@@ -112,8 +112,8 @@ def _content(stored: Stored, report: Report, before_name: str, split: str) -> li
             )
         ]
     before, after = (
-        whole(each.name, job_report, results().worker_steps(each.name) if job_report.by_worker else None)
-        for each, job_report in ((other, other.report), (stored, report))
+        whole(side.name, job_report, results().worker_steps(side.name) if job_report.by_worker else None)
+        for side, job_report in ((other, other.report), (stored, report))
     )
     reports = {"before": other.report, "after": report}
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))

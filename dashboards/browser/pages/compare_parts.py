@@ -228,9 +228,9 @@ def _ranks(side: Side, report: Report) -> Ints:
     """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
     ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
     rows = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
-    for each in report.by_worker or ():
-        if each.rank is not None and each.dp_rank in rows:
-            ranks[rows[each.dp_rank], each.pp_rank] = each.rank
+    for worker_row in report.by_worker or ():
+        if worker_row.rank is not None and worker_row.dp_rank in rows:
+            ranks[rows[worker_row.dp_rank], worker_row.pp_rank] = worker_row.rank
     return ranks
 
 

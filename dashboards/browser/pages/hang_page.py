@@ -77,7 +77,7 @@ def _verdict(hang: StoredHang) -> Component:
         html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
         html.P(report.headline, className="verdict"),
         *([html.P(["Do first: ", html.B(report.first_step)])] if report.first_step else []),
-        html.Ol([html.Li(_culprit(each)) for each in report.culprits[:MOST_CULPRITS]], className="causes"),
+        html.Ol([html.Li(_culprit(culprit)) for culprit in report.culprits[:MOST_CULPRITS]], className="causes"),
         *([note(f"and {counted(more, 'more culprit')}: see the table")] if more > 0 else []),
         *[
             problem(

@@ -143,7 +143,7 @@ def _labelled(cause: Finding, rows: Sequence[tuple[str, str]]) -> list[Component
     labels = [
         (html.Span(f"{label}: ", className="label"), getattr(cause, key)) for label, key in rows if getattr(cause, key)
     ]
-    return [html.Div(list(each)) for each in labels]
+    return [html.Div(list(parts)) for parts in labels]
 
 
 def _links(stored: Stored, cause: Finding) -> list[Component]:
@@ -189,8 +189,8 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     cause_title, other_title = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
     notes = [note(f"{words}.") for words in report.assumptions]
     tables = [
-        row_table(heads, rows[each], label, range(1 + len(where), len(heads)))
-        for each, label in ((True, cause_title), (False, other_title))
+        row_table(heads, rows[for_cause], label, range(1 + len(where), len(heads)))
+        for for_cause, label in ((True, cause_title), (False, other_title))
     ]
     priced = [tables[0], *notes]
     if levels := fix_levels(stored, report):
@@ -275,7 +275,7 @@ def _action(stored: Stored, report: Report) -> Component:
     first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
     details = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
     parts = [*details, page_link(stored, "price other fixes", "/whatif")]
-    return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
+    return html.Div([first, html.P([child for part in parts for child in (part, " ")])], className="action")
 
 
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:

@@ -203,9 +203,9 @@ def answer_panel(report: Report, seen: CurrentAnswers) -> Component | None:
 def _progress(phase: Phase) -> Component:
     phases = list(Phase)
     index = phases.index(phase)
-    items = [html.Li([str(each), ""], className="done") for each in phases[:index]]
+    items = [html.Li([str(name), ""], className="done") for name in phases[:index]]
     items.append(html.Li([str(phase), " ..."], className="now"))
-    items += [html.Li([str(each), ""], className="") for each in phases[index + 1 :]]
+    items += [html.Li([str(name), ""], className="") for name in phases[index + 1 :]]
     return html.Ol(items, className="phases")
 
 
@@ -274,7 +274,7 @@ def kept_panel(report: Report, seen: CurrentAnswers) -> Component | None:
     current = (
         isinstance(seen.status, WhatifAnswer)
         and seen.query is not None
-        and seen.query not in [each for each, _ in rows]
+        and seen.query not in [question for question, _ in rows]
     )
     if current:
         assert seen.query is not None

@@ -448,7 +448,9 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         return [note("A drag over the map chooses several workers.")]
     values = workers.values(view.position).ravel()
     cells = view.box.cells(workers)
-    selected, total = (float(np.nansum(np.clip(lost_alone(each), 0, None))) for each in (values[cells], values))
+    selected, total = (
+        float(np.nansum(np.clip(lost_alone(slowdowns), 0, None))) for slowdowns in (values[cells], values)
+    )
     share = f" of {total:.1%}, {selected / total:.0%} of what all workers cost" if total else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])

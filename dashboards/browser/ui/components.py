@@ -279,7 +279,7 @@ def text_field(
 
     `suggestions`: those of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
     """
-    offered = html.Datalist([html.Option(value=each) for each in suggestions], id=f"{name}-known")
+    offered = html.Datalist([html.Option(value=text) for text in suggestions], id=f"{name}-known")
     line = dcc.Input(
         id=name,
         value=value,

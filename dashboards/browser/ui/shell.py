@@ -312,7 +312,7 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
             raise BadRequest(f"{function.__name__}: more than {MOST_BYTES:,} bytes")
         for name, value in given.items():
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
-            if not all(_has_type(each, hints[name]) for each in (value if several else [value])):
+            if not all(_has_type(member, hints[name]) for member in (value if several else [value])):
                 raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
         return _in_prose(function(*values, **keywords))
 
