@@ -151,7 +151,9 @@ class JobArguments(Struct, frozen=True):
         """The lines of code of the incidents of the job, or of those that show in the window; the newest first."""
         store, name = self.in_store()
         incidents = [
-            shown for shown in store.incidents(name) if self.window is None or shown.shows_in_window(self.window)
+            incident
+            for incident in store.incidents(name)
+            if self.window is None or incident.shows_in_window(self.window)
         ]
         return [words for incident in incidents if (words := incident.cause.code)][:_MOST_LINES]
 
