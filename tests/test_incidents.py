@@ -243,7 +243,7 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
     sent: list[int] = []
     notifier = SimpleNamespace(send=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
     for told in ([], [number]):
-        Watch(store, None, None, print, notifier, DeliveryLog(store, "http://h/"))._tell_what_is_left()
+        Watch(store, None, None, print, notifier, DeliveryLog(store, "http://h/"))._send_undelivered()
         DeliveryLog(store, "http://h/").note([])
         assert sent == told
         run("store", "handle", str(number), "--store", store.path, "--mute", "0m")
