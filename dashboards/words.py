@@ -145,15 +145,15 @@ def fix_table(report: Report) -> Table:
 
 def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
     """A row of the fixes: title, confidence of its cause, the step after it, and the saving."""
-    sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
+    confidence = "-" if fix.confidence is None else percent_sure(fix.confidence)
     if fix.withheld is not None or fix.new_step_s is None or fix.saved_s is None:
-        return f"{fix.title}: no promise, {fix.withheld}", sure, "", ""
+        return f"{fix.title}: no promise, {fix.withheld}", confidence, "", ""
     remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
     title = f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         saves = seconds(fix.worth_s) if fix.bound else fix.saves_step_s.words
-        return title, sure, seconds(fix.unprofiled_step_s - fix.worth_s), saves
-    return title, sure, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
+        return title, confidence, seconds(fix.unprofiled_step_s - fix.worth_s), saves
+    return title, confidence, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
 
 
 def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
@@ -329,12 +329,12 @@ def since_words(report: Report, zone: tzinfo = UTC) -> str:
     leading = next(iter(report.answer.accounts), None)
     if run is None or leading is None or not report.by_step:
         return ""
-    same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
-    if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
+    matching = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
+    if not matching or matching[0].first_step is None or matching[0].first_step >= report.by_step[0].step:
         return ""
-    began = moment(same[0].since, zone)
+    began = moment(matching[0].since, zone)
     when = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
-    return f"; since step {same[0].first_step}{when}"
+    return f"; since step {matching[0].first_step}{when}"
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:

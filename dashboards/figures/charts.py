@@ -80,8 +80,8 @@ def worker_heatmap(
     if chosen is not None:
         _outline(fig, [_place(workers, pooled, chosen)], theme.text, 3, height)
     if dotted:
-        aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
-        places = [(column - aside, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
+        shift = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
+        places = [(column - shift, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
         _markers(fig, places, {"symbol": "circle", "size": 7, "color": theme.outline})
     if len(boxed):
         (west, north), (east, south) = (_place(workers, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
@@ -217,9 +217,9 @@ def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.F
     column_block = max(1, -(-len(workers.steps) * len(numbers) // MOST_CELLS))
     pooled = pool(per_worker[numbers], 1, column_block)
     rows, columns = pooled.values.shape
-    behind = numbers[pooled.row]
-    ranks = workers.rank.ravel()[behind]
-    dp_rank, stage = workers.dp_ranks[behind // workers.stages], behind % workers.stages
+    cell_numbers = numbers[pooled.row]
+    ranks = workers.rank.ravel()[cell_numbers]
+    dp_rank, stage = workers.dp_ranks[cell_numbers // workers.stages], cell_numbers % workers.stages
     customdata = np.stack([workers.steps[pooled.column], dp_rank, stage, ranks], axis=2).astype(np.int32)
     ranked = not (workers.rank == UNKNOWN).any()
     place = "dp %{customdata[1]}, stage %{customdata[2]}"

@@ -374,9 +374,9 @@ class StepOps:
         """
         if (kind := KINDS[self.kind[op]]) not in _HANDED_ON:
             return np.zeros((0, 2), np.int64), np.zeros((0, 2))
-        same = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
-        same &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
-        sends, receives = (np.flatnonzero(same & (self.kind == end.code)) for end in _HANDED_ON[kind])
+        pair = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
+        pair &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
+        sends, receives = (np.flatnonzero(pair & (self.kind == end.code)) for end in _HANDED_ON[kind])
         _, sent, received = np.intersect1d(self.meeting[sends], self.meeting[receives], return_indices=True)
         ends = np.column_stack([sends[sent], receives[received]])
         return ends, self.start[replay][ends] + self.duration[replay][ends] * [0, 1]

@@ -64,8 +64,8 @@ class Bars:
 def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
     """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
     bar_counts = np.array([count(ops, wanted[index : index + 1], _lines(ops)) for index in range(len(wanted))])
-    fitting = int((np.cumsum(bar_counts) <= MOST_BARS).sum())
-    return np.sort(wanted[: max(fitting, 1)])
+    limit = int((np.cumsum(bar_counts) <= MOST_BARS).sum())
+    return np.sort(wanted[: max(limit, 1)])
 
 
 def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) -> go.Figure:

@@ -87,7 +87,7 @@ def tell(problems: Iterable[str]) -> None:
 
 
 def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryPoint]]:
-    """The entry points of a group, each with what names it; of a distribution that is there twice, the first."""
+    """The entry points of a group, each with its description; of a distribution installed twice, the first."""
     section, seen = f"tracekit.{group}", set()
     named_points: list[tuple[str, EntryPoint]] = []
     if not any(_may_mention(Path(folder), section.encode()) for folder in sys.path):

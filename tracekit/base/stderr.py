@@ -29,13 +29,13 @@ def open_stderr() -> None:
     """Give a process that was started without stderr a null device, so that no other file gets its descriptor."""
     if sys.stderr is not None:
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != 2 and not _is_open(2):
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-        nowhere = 2
-    os.set_inheritable(nowhere, True)
-    sys.stderr = os.fdopen(nowhere, "w", encoding="utf-8", errors="backslashreplace")
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    if devnull != 2 and not _is_open(2):
+        os.dup2(devnull, 2)
+        os.close(devnull)
+        devnull = 2
+    os.set_inheritable(devnull, True)
+    sys.stderr = os.fdopen(devnull, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -165,8 +165,8 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
     except OSError:  # started without stderr
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     before = sys.stderr
     if telling and _descriptor(before) == 2:
         sys.stderr = os.fdopen(terminal, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -176,7 +176,7 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
         sys.stderr = before
         os.dup2(terminal, 2)
         os.close(terminal)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 def _descriptor(file: TextIO | None) -> int | None:
@@ -189,9 +189,9 @@ def _descriptor(file: TextIO | None) -> int | None:
 
 def _silence_stderr() -> None:
     """Discard what is still buffered for stderr too; otherwise Python exits with its own exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    os.close(devnull)
 
 
 def _is_open(descriptor: int) -> bool:

@@ -66,7 +66,7 @@ def bill_of_run(directory: Path) -> Bill:
     for number in numbers:
         try:
             recording = read_attempt(directory, number)
-            attempt = _read_bounds(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
+            attempt = _attempt_of(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
         except FormatError as error:
             unread[number] = error
             continue
@@ -137,12 +137,12 @@ class _Page(Struct):
             steps, edges = steps[1:], edges[1:]
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
         start, until, worked = edges[:-1], edges[1:], _planned_seconds(attempt.work, edges)
-        number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
+        number, start_ns, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
         redone_s = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
             redone_s = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
         certain = resumed is not None or (self.saves and bool(recorded[redone_s[:-1] > 0].all()))
-        missing = np.where(recorded, (begun - start[:-1]).clip(min=0) / 1e9, ALL)
+        missing = np.where(recorded, (start_ns - start[:-1]).clip(min=0) / 1e9, ALL)
 
         def planned(rows: slice) -> Iterator[Claim]:
             return ((part, str(part), seconds[rows]) for part, seconds in worked.items())
@@ -188,7 +188,7 @@ def _planned_seconds(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     }
 
 
-def _read_bounds(
+def _attempt_of(
     recording: AttemptRecording,
     first_step: int,
     clocks: Mapping[str, ClockFit],

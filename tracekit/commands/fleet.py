@@ -101,12 +101,12 @@ def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.fleet.study import Study
 
-    opened = Study(path)
+    result = Study(path)
     try:
-        opened.check()
+        result.check()
     except StudyError as error:
         raise wrong_source(Look(path), Content.STUDY) or error from None
-    return opened
+    return result
 
 
 def _show(standing: Standing) -> None:

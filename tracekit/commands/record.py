@@ -84,9 +84,9 @@ def import_command(
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
     target = store_at(store)
     target.check_new(None)
-    goes_on = len(jobs) > _TOGETHER
-    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis, goes_on) for paths in jobs]
-    if goes_on and not replace:
+    continuable = len(jobs) > _TOGETHER
+    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis, continuable) for paths in jobs]
+    if continuable and not replace:
         readings = list(_missing(readings, target))
     stored: list[str] = []
     with progress() as show_stage:
@@ -98,7 +98,7 @@ def import_command(
                     place = printable(str(target.path))
                     click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {place}")
         except KeyboardInterrupt:
-            if goes_on:
+            if continuable:
                 say(f"tracekit: {counted(len(stored), 'job')} of {len(readings):,} stored; the same command goes on")
             raise
         except TracekitError as error:
@@ -142,7 +142,7 @@ class _Reading:
 
 
 def send_jobs() -> None:
-    """In a process of its own: for each job that it is asked for, the trace with its findings."""
+    """Runs in a worker process: sends the trace of each requested job with its findings."""
     serve(_incoming)
 
 

@@ -226,8 +226,8 @@ def gate_command(
     )
 
     limit = parse_share(max_regression, "--max-regression")
-    apart = None if noise is None else parse_share(noise, "--noise")
-    if apart is not None and apart >= 1:
+    noise_share = None if noise is None else parse_share(noise, "--noise")
+    if noise_share is not None and noise_share >= 1:
         raise SelectionError(f"--noise {noise!r:.200}; expected less than 100%, such as 2% or 0.02")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
     if len({os.path.realpath(text) for text in baselines}) < len(baselines):
@@ -241,7 +241,7 @@ def gate_command(
         for baseline in baselines:
             show_stage(f"reading {short(baseline)}")
             before.append(_baseline_arguments(baseline, source).load())
-        verdict = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
+        verdict = gate(run, before, limit, parts=parts, noise=noise_share, ignored=ignored)
     if junit is not None:
         write_gate_junit(junit, verdict)
     if markdown is not None:
@@ -257,7 +257,7 @@ def gate_command(
 
 
 def _baseline_arguments(baseline: str, run: JobArguments) -> JobArguments:
-    """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
+    """The arguments of a baseline: an existing path, else JOB of a store in STORE:JOB."""
     colons = [position for position, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:
         if is_a(Content.STORE, Path(baseline[:colon])):

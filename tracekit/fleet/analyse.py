@@ -151,9 +151,9 @@ def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
 
     Causes that do not concern a machine (data, garbage collection) do not count.
     """
-    speaks = pl.col("part").is_in(_MACHINE_PARTS)
+    about_machine = pl.col("part").is_in(_MACHINE_PARTS)
     hits = workers.with_columns(
-        pl.when(speaks).then("part").alias("part"), pl.when(speaks).then("cost_s").alias("cost_s")
+        pl.when(about_machine).then("part").alias("part"), pl.when(about_machine).then("cost_s").alias("cost_s")
     )
     kinds = [
         hits.filter(pl.col(kind).is_not_null())

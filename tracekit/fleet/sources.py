@@ -59,10 +59,10 @@ def find_sources(arguments: Iterable[str]) -> list[StudySource]:
     """
     sources: dict[str, StudySource] = {}
     for text in arguments:
-        in_place = list(_expand(text, Search(Path(text), bounded=False)))
-        for source in in_place:
+        matches = list(_expand(text, Search(Path(text), bounded=False)))
+        for source in matches:
             sources.setdefault(source.url, source)
-        if not in_place:
+        if not matches:
             raise SelectionError(
                 f"{short(text)}: no trace found; expected trace files, a folder, a glob, a store or s3://, gs://, az://"
             )

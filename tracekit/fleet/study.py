@@ -183,9 +183,9 @@ class Study:
         def write(file: BinaryIO) -> None:
             with zipfile.ZipFile(file, "w") as archive:
                 for table, frame in rows.items():
-                    held = io.BytesIO()
-                    frame.write_ipc(held, compression="zstd")
-                    archive.writestr(table, held.getvalue())
+                    buffer = io.BytesIO()
+                    frame.write_ipc(buffer, compression="zstd")
+                    archive.writestr(table, buffer.getvalue())
 
         name = _result_name(digest, analysis)
         self.contained.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
@@ -259,9 +259,9 @@ class Study:
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         self.contained.make_folder(table)
-        held = io.BytesIO()  # first, because polars reports a full disk as damage
-        rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
-        self._replace_file(_name(table, part), held.getvalue())
+        buffer = io.BytesIO()  # first, because polars reports a full disk as damage
+        rows.rechunk().write_parquet(buffer, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
+        self._replace_file(_name(table, part), buffer.getvalue())
 
     def _replace_file(self, name: str, content: bytes) -> None:
         """Write a complete file in place of the existing one. Raises OutputError."""

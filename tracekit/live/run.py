@@ -127,12 +127,12 @@ class LiveRun:
     def _poll(self) -> None:
         if not self._begin():
             return
-        begun = self._resume[0] if self._resume is not None else 0
+        attempt = self._resume[0] if self._resume is not None else 0
         for number in attempts(self.options.directory):
             if self._follower is not None and number > self._follower.attempt:
                 self._update(at_end=True)
                 self._finish_attempt()
-            if self._follower is None and number > self._finished and number >= begun:
+            if self._follower is None and number > self._finished and number >= attempt:
                 self._follow(number)
         if self._follower is not None:
             self._update()

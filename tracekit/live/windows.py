@@ -101,11 +101,11 @@ class WindowCutter:
             self._due, self._due_s = self._last_of(finished, now_s), now_s
         if self._due is None:
             return None
-        behind = state.behind(self._due)
-        self._late &= behind
-        if now_s - self._due_s < (self.late_after_s if behind - self._late else SETTLE_S):
+        unfinished = state.behind(self._due)
+        self._late &= unfinished
+        if now_s - self._due_s < (self.late_after_s if unfinished - self._late else SETTLE_S):
             return None
-        return self._end(self._due, behind, now_s)
+        return self._end(self._due, unfinished, now_s)
 
     def rest(self, state: RanksState, now_s: float) -> ReadyWindow | None:
         """Return the window of the remaining steps at the end of the job; None if there are none."""
@@ -125,9 +125,9 @@ class WindowCutter:
             return None
         return finished[-1]
 
-    def _end(self, last: int, behind: set[int], now_s: float) -> ReadyWindow:
-        self._late, self._due, self._began_s = behind, None, now_s
-        return ReadyWindow(last, tuple(sorted(behind)))
+    def _end(self, last: int, unfinished: set[int], now_s: float) -> ReadyWindow:
+        self._late, self._due, self._began_s = unfinished, None, now_s
+        return ReadyWindow(last, tuple(sorted(unfinished)))
 
 
 class WindowQueue:

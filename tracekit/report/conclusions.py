@@ -213,7 +213,7 @@ class Fix(Struct, frozen=True):
 
     @property
     def worth_s(self) -> float:
-        """By what fixes are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        """The key that orders fixes: the saving without the profiler, if the job was recorded with one."""
         return (self.saved_s or 0.0) if self.saves_step_s is None else self.saves_step_s.value
 
 

@@ -256,7 +256,7 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
     idle = []
     for reason in times.idle_by_reason:
         idle.append(row(reason.reason, reason.seconds, f"{reason.gaps:,}"))
-        idle += [(*row, "") for row in longest(reason.names, _MOST_OF_REASON, "  ")]
+        idle += [(*entry, "") for entry in longest(reason.names, _MOST_OF_REASON, "  ")]
     first = times.before_first
     before = [row(reason, spent_s) for reason, spent_s in first.by_reason.items()]
     unseen_s = first.seconds - sum(first.by_reason.values())

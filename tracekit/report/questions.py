@@ -79,7 +79,7 @@ def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix
 
 
 def label_table(group: ByLabel, *, peers: bool = True) -> Table:
-    """What each value of a label costs, costliest first. `peers`: whether there are other ranks to compare with."""
+    """The cost of each value of a label, costliest first. `peers`: whether there are other ranks to compare with."""
     rows = [
         (
             cut(printable(", ".join(map(str, share.values))), _LONGEST_VALUE),
@@ -192,7 +192,7 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
     """Where each stage is idle, why, and what schedules would cost; of each schedule the most microbatches held."""
     rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in bubbles.by_stage}
     rows = rows or {0: frame_of([], IdleOfStage)}
-    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in bubbles.schedules]
+    peaks = [max(row.peak_microbatches) if row.peak_microbatches else None for row in bubbles.schedules]
     return {
         "bubbles_stages": frame_of(bubbles.by_stage, StageBubbles),
         "bubbles_places": pl.concat(
@@ -200,7 +200,7 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
         ),
         "bubbles_causes": frame_of(bubbles.causes, LostTo),
         "bubbles_schedules": frame_of(bubbles.schedules, PricedSchedule).with_columns(
-            peak_microbatches=pl.Series(held, dtype=pl.Float64)
+            peak_microbatches=pl.Series(peaks, dtype=pl.Float64)
         ),
     }
 

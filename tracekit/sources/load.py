@@ -387,9 +387,9 @@ class _Importer:
 @cache
 def plugged_in() -> tuple[Source, ...]:
     """The sources of plug-ins; those that are left out are named on stderr."""
-    fitting, problems = plug_ins("importers", frozenset(FORMATS), _is_importer)
+    importers, problems = plug_ins("importers", frozenset(FORMATS), _is_importer)
     tell(problems)
-    return tuple(_entry(name, plug_in) for name, plug_in in fitting.items())
+    return tuple(_entry(name, plug_in) for name, plug_in in importers.items())
 
 
 def _entry(name: str, plug_in: PlugIn) -> Source:

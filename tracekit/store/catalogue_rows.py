@@ -299,11 +299,11 @@ def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Imposs
     rows = frame(connection.sql(f"SELECT rowid AS key, * FROM {table}"))  # noqa: S608
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
     conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
-    held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
-    bad = rows.filter(~pl.all_horizontal(held))
+    checks = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
+    bad = rows.filter(~pl.all_horizontal(checks))
     keys = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
     rows_of_table = []
-    for (row, job_id, *numbers), holds in zip(keys.iter_rows(), bad.select(held).iter_rows(named=True), strict=True):
+    for (row, job_id, *numbers), holds in zip(keys.iter_rows(), bad.select(checks).iter_rows(named=True), strict=True):
         number = next(iter(numbers), None)
         column = next(column for column in holds if not holds[column])
         # As DuckDB writes it: not every moment there is one in Python.

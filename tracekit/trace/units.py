@@ -400,14 +400,14 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Stati
     if len(starts) < 2:
         return []
     numbers = np.array([step for step, _ in starts], np.float64)
-    apart = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
-    apart = apart[apart > 0]
+    distances = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
+    distances = distances[distances > 0]
     rank_ops = ops.filter(pl.col("rank") == ops["rank"][0])
     end = (pl.col("start") + pl.col("duration")).max()
     length = rank_ops.group_by("step").agg(length=end - pl.col("start").min())["length"].median()
-    if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
+    if not len(distances) or not isinstance(length, float) or not 0 < length < LONGEST_S:
         return []
-    ratio = length / float(np.median(apart))
+    ratio = length / float(np.median(distances))
     return [
         _Statistic(
             "a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True

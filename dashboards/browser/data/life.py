@@ -117,10 +117,10 @@ def read_differences(results: Results, job: str, since: float, until: float) -> 
     """
     parts = results.spans(job, MOST_SPANS, since, until)
     wanted, ops_each = int(parts["windows"].sum()), int(parts["ops"].sum()) // int(parts["windows"].sum())
-    fitting = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
-    if wanted > fitting:
-        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {fitting} can be compared")
-    around = results.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
+    limit = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
+    if wanted > limit:
+        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {limit} can be compared")
+    around = results.history(job, limit, int(parts.row(-1, named=True)["last"]))["number"].to_list()
     traces = [results.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
     ops = labelled_ops(traces)
     starts = [(index, step, start) for index, trace in enumerate(traces) for step, start in trace.step_starts.items()]
@@ -153,13 +153,13 @@ def _steps(results: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
             rows.with_columns(start_s=rows["step"].replace_strict(starts, return_dtype=pl.Float64), number=number)
         )
     steps = pl.concat(frames).drop_nulls("start_s").with_columns(end_s=pl.col("start_s") + pl.col("recorded_s"))
-    same = parts.select(
+    part_columns = parts.select(
         pl.col("number").cast(pl.Int64), "restarted", "gpus", "gpu_model", "flops", "flops_per_token", of_mean="tokens"
     )
     first = pl.col("number") != pl.col("number").shift()
     return (
         steps.cast({"number": pl.Int64, "step": pl.Int64})
-        .join(same, on="number", maintain_order="left")
+        .join(part_columns, on="number", maintain_order="left")
         .with_columns(restarted=pl.col("restarted") & first, first_step="step", last_step="step", window="number")
         .with_columns(tokens=pl.coalesce("tokens", "of_mean"))
         .with_columns(broken=_broken())

@@ -422,9 +422,9 @@ def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:
     other = report is None and bool(row["analysed"])
-    same = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
+    fields = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
     return Stored(
-        **{field: row[field] for field in same},
+        **{field: row[field] for field in fields},
         window=row["number"],
         metadata=json.loads(row["metadata"]),
         kind=KINDS[row["kind"] if report is None else report.job.source],

@@ -157,8 +157,8 @@ def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
 def _nothing_chosen(stored: Stored, report: Report) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
     layout = report.job.layout.to_dict() if report.job.layout else {}  # the list of jobs has null for none
-    same = [pl.col(size).eq_missing(pl.lit(layout.get(size))) for size in ("dp", "pp", "tp", "cp", "vpp")]
-    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
+    alike = [pl.col(size).eq_missing(pl.lit(layout.get(size))) for size in ("dp", "pp", "tp", "cp", "vpp")]
+    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *alike)["name"]
     close = difflib.get_close_matches(stored.name, names[:MOST_OFFERED].to_list(), n=MOST_SUGGESTED, cutoff=0.0)
     links = [
         dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")

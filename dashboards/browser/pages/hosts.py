@@ -114,8 +114,8 @@ def _host_page(host: str) -> list[Component]:
         for row in jobs.iter_rows(named=True)
     ]
     tone, moments = Tone.BAD if blamed.height else Tone.GOOD, windows["at_s"].to_list()
-    beside_s = max(0.02 * (max(moments) - min(moments)), 60.0)
-    ends = min(moments) - beside_s, max(moments) + beside_s
+    margin_s = max(0.02 * (max(moments) - min(moments)), 60.0)
+    ends = min(moments) - margin_s, max(moments) + margin_s
     title = f"{viewer().moment(min(moments))} to {viewer().moment(max(moments))}"
     fig = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
     heads = ("Job", "Windows", "Cost at worst", "Causes on this host alone", "Last window")

@@ -152,11 +152,11 @@ def _links(stored: Stored, cause: Finding) -> list[Component]:
     workers = where.workers
     worker = f"{workers[0].dp_rank},{workers[0].pp_rank}" if len(workers) == 1 else None
     step = where.steps[0] if where.steps else cause.since_step
-    ways = {
+    links = {
         "Show on the worker map": _workers_address(stored, "/workers", worker=worker, host=where.host or None),
         "Show op by op": _workers_address(stored, "/timeline", worker=worker, step=step),
     }
-    return [dcc.Link(words, href=address) for words, address in ways.items() if address is not None]
+    return [dcc.Link(words, href=address) for words, address in links.items() if address is not None]
 
 
 def _times(fix: Fix) -> list[str]:

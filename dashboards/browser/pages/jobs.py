@@ -221,14 +221,14 @@ def _label(kind: str) -> str | None:
 
 
 def _summary(jobs: pl.DataFrame) -> Component:
-    sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
-    if sure.is_empty():
+    slow = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
+    if slow.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
-    lost, all_hours = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
-    need = "job needs" if sure.height == 1 else "jobs need"
+    lost, all_hours = float(slow["lost_gpu_hours_per_day"].sum()), 24 * int(slow["world_size"].sum())
+    need = "job needs" if slow.height == 1 else "jobs need"
     price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
-    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"
+    words = f"{slow.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"
     return html.H2(words, className="count")
 
 
@@ -295,8 +295,8 @@ def _facets(jobs: pl.DataFrame, view: dict[str, str | None]) -> Component:
     """The values of each facet with the jobs that have them among those that fit all else; a click chooses one."""
     groups = []
     for facet, title in FACETS.items():
-        fitting = narrowed(jobs, {**view, facet: None})[facet].drop_nulls()
-        counts = fitting.value_counts(sort=True).sort("count", facet, descending=[True, False])
+        values = narrowed(jobs, {**view, facet: None})[facet].drop_nulls()
+        counts = values.value_counts(sort=True).sort("count", facet, descending=[True, False])
         offered = [(value, f"{short(value)} {count:,}") for value, count in counts.head(MOST_VALUES).iter_rows()]
         if (value := view.get(facet)) and value not in dict(offered):
             offered.append((value, f"{short(value)} 0"))
@@ -326,9 +326,9 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
     body = [[cells[name] for name in columns] for cells in cells_of_rows]
     sorted_by = view["sort"] or "lost"
-    ways = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
+    addresses = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
     heads = [
-        sorting_head(name, ways[order], sorts=order == sorted_by) if order else name
+        sorting_head(name, addresses[order], sorts=order == sorted_by) if order else name
         for name, order in COLUMNS.items()
         if name in columns
     ]

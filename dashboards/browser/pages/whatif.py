@@ -246,12 +246,12 @@ def show(state: Asking, asked: int, before: Signatures) -> Any:
         raise StoreError("The job is stored without an analysis by now.")
     seen = _ask_all(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
     drawn = _signatures(seen)
-    same = drawn["answer"] == before["answer"]
+    same_answer = drawn["answer"] == before["answer"]
     return (
-        no_update if same else answer_panel(stored.report, seen),
+        no_update if same_answer else answer_panel(stored.report, seen),
         no_update if drawn["beside"] == before["beside"] else kept_panel(stored.report, seen),
         no_update if drawn["losses"] == before["losses"] else gpu_prices(stored.report, seen),
-        no_update if same else seen.wrong,
+        no_update if same_answer else seen.wrong,
         no_update if drawn == before else drawn,
         PollState(asked=asked, pending=seen.pending),
     )

@@ -153,9 +153,9 @@ def _missing(report: Report) -> list[Component]:
     missing = [f"({worker.coordinates})" for worker in coverage.missing_workers]
     number = coverage.workers_expected - coverage.workers_traced
     count = "1 worker was" if number == 1 else f"{number:,} workers were"
-    gone = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
+    missing_text = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
     blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
-    return [note(gone + blank)]
+    return [note(missing_text + blank)]
 
 
 def _map_panel(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> Component:
@@ -455,7 +455,7 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
-    ways = {
+    links = {
         "Timeline of these workers": href("/timeline", job=job, step=step, **where),
         "What if they were as fast as their peers?": href("/whatif", job=job, select=selection),
     }
@@ -466,7 +466,7 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
                 *(term("summed"), f" {selected:.1%}{share}"),
             ]
         ),
-        html.P([html.Span(dcc.Link(words, href=address), className="next") for words, address in ways.items()]),
+        html.P([html.Span(dcc.Link(words, href=address), className="next") for words, address in links.items()]),
     ]
 
 

@@ -100,9 +100,9 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
 
     `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
     """
-    nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
+    unknown, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
     worker_map_of_side = WorkerMap(
-        pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step
+        pl.DataFrame(), side.dp_ranks, side.workers, ranks, unknown, (), side.steps[:0], per_step
     )
     return worker_heatmap(worker_map_of_side, None, theme)
 

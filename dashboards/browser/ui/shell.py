@@ -409,13 +409,13 @@ def range_control(job: str, path: str) -> list[Component]:
     chosen = chosen_range(job)
     label = "All of the run" if chosen is None else "Range"
     moments = [viewer().moment(time_s) for time_s in ((begin, end) if chosen is None else chosen.within(begin, end))]
-    ways = [
+    links = [
         dcc.Link(name, href=href(path, job=job, since=_iso(max(end - length, begin)), until=_iso(end), window=None))
         for name, length in _LAST
         if length < end - begin
     ]
     if chosen is not None:
-        ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
+        links.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
     texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
     fields = [
         text_field(f"range-{name}", name.title(), text, placeholder=_iso(default_s), sent_as=name, style="wide")
@@ -425,7 +425,7 @@ def range_control(job: str, path: str) -> list[Component]:
         [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"
     )
     summary = html.Summary([html.B(f"{label}: "), f"{moments[0]} to {moments[1]}"])
-    return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
+    return [html.Details([summary, html.Div(links, className="ways-on"), form], className="time-range")]
 
 
 def in_range(fig: go.Figure, job: str) -> go.Figure:

@@ -414,8 +414,8 @@ def _sums(args: Mapping[str, str]) -> flask.Response:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
     totals = sums(view.ops, view.workers, view.lines, window, state.find)
     scope = counted(workers, view.stored.kind.timeline.who)
-    wide = (window.end_s - window.start_s) * max(workers, 1)
-    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
+    worker_s = (window.end_s - window.start_s) * max(workers, 1)
+    rows = [[kind, f"{ops:,}", seconds(total), f"{total / worker_s:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
     title = (
         f"{totals['ops'].sum():,} ops{words} of {scope}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
