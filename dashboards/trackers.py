@@ -75,7 +75,7 @@ def last_step(report: Report) -> int:
 
 
 def tracker_of(run: Any) -> Tracker:
-    """The tracker of an active run. Raises SelectionError for an object that is none."""
+    """The tracker of an active run. Raises SelectionError for any other object."""
     if hasattr(run, "add_scalar"):  # a SummaryWriter
 
         def scalars(values: dict[str, float], step: int) -> None:

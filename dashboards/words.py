@@ -322,8 +322,8 @@ def coverage_words(run: RunVerdict) -> str:
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:
-    """Since when the leading cause of the newest window acts on its run, to stand behind the place of the cause: its
-    first slow step and when that began, as of its incident. Empty if it began in this window, or is not known.
+    """Since when the leading cause of the newest window acts on its run, as a clause after its place: its first slow
+    step and when that began, as of its incident. Empty if it began in this window, or is not known.
     """
     run = run_of_several(report)
     leading = next(iter(report.answer.accounts), None)

@@ -157,7 +157,7 @@ def slowdown_text(value: float) -> Text:
 
 
 def small_map(report: Report, grid: WorkerGrid, rows: int) -> RenderableType | None:
-    """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
+    """`merged_map` of a job, the culprit's DP ranks marked; None if the leading cause is on no worker."""
     lead = report.leading_finding
     if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None

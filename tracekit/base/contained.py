@@ -93,7 +93,7 @@ class Contained:
         return self._names(name, stat.S_ISREG)
 
     def folders(self, name: str) -> list[str]:
-        """Names of the real folders right in a folder, sorted; none if it is missing. All else is passed over."""
+        """Names of the real folders directly in a folder, sorted; none if it is missing. Skips all else."""
         return self._names(name, stat.S_ISDIR)
 
     def unsafe(self, name: str, *, deep: bool = False) -> Iterator[str]:

@@ -270,23 +270,19 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """
     slow = pl.col("straggling")
     collecting = study.table("causes").filter(kind="python-gc").select("job").unique().collect()["job"].to_list()
-    together = pl.col("forward_backward_correlation") >= 0.9
+    correlated = pl.col("forward_backward_correlation") >= 0.9
     wanted = [
         *(("over steps", str(shape), pl.col("time_pattern") == str(shape)) for shape in TimeShape),
         *(("over workers", str(shape), pl.col("space_pattern") == str(shape)) for shape in SpaceShape),
         ("straggling because of", "the slowest 3% of workers, half of it or more", slow & (pl.col("m_w") >= 0.5)),
         ("straggling because of", "the last stage, half of it or more", slow & (pl.col("m_s") >= 0.5)),
-        (
-            "straggling because of",
-            "sequence lengths (r >= 0.9)",
-            slow & together,
-        ),
+        ("straggling because of", "sequence lengths (r >= 0.9)", slow & correlated),
         ("straggling because of", "garbage collection (a cause)", slow & pl.col("job").is_in(collecting)),
     ]
     hours = pl.col("gpu_hours").sum()
     rows = []
-    for group, name, holds in wanted:
-        matching = jobs.filter(holds.fill_null(value=False))
+    for group, name, condition in wanted:
+        matching = jobs.filter(condition.fill_null(value=False))
         shares = {
             "jobs": matching.height / max(jobs.height, 1),
             "hours": float(matching.select(hours).item()) / (float(jobs.select(hours).item()) or float("nan")),

@@ -131,7 +131,7 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
         lines += _renew(writer, without_report, analyse, show_stage)
     try:
         if unnamed:
-            lines += _moved_out(store, folder)
+            lines += _move_unnamed(store, folder)
     except UnsafeFileError as error:  # in the place of the folder to move them to
         unsafe[str(error)] = None
     for name, problem in _damaged_hangs(store).items():
@@ -172,7 +172,7 @@ def _damaged_hangs(store: Store) -> dict[str, StoreError]:
     return problems
 
 
-def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
+def _move_unnamed(store: Store, folder: Folder) -> Iterator[str]:
     """Move the files that no window names out of the way of new windows."""
     out = f"{LEFT_OUT}/{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     with store.writing() as writer:  # now that the catalogue no longer names them, and while no writer adds files

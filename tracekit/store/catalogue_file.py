@@ -266,10 +266,10 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
     Nothing in a foreign file runs as part of our queries, since it could read other files of this machine: DuckDB's own
     functions come before macros of the file, and a view in place of a table raises StoreError.
     """
-    which = os.getpid(), str(path.absolute())
+    key = os.getpid(), str(path.absolute())
     with _ONE_READS:
-        name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
-        _READ[which] = name, readers + 1
+        name, readers = _READ.get(key, (f"catalogue_{next(_NUMBERS)}", 0))
+        _READ[key] = name, readers + 1
         try:
             with _duckdb().cursor() as connection:
                 if not readers:
@@ -280,9 +280,9 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
                     raise StoreError(f"{store}: not a store of tracekit: {min(views)} is a view there, not a table")
                 yield connection
         finally:
-            _, readers = _READ.pop(which)
+            _, readers = _READ.pop(key)
             if readers > 1:
-                _READ[which] = name, readers - 1
+                _READ[key] = name, readers - 1
             else:
                 _detach(name)
 

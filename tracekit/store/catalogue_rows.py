@@ -190,7 +190,7 @@ def stored_account(text: str) -> CauseInWords | None:
 def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
     """Table -> column -> an expression that holds in every possible row. Sizes are those that `Layout` allows.
 
-    Made when first asked for: polars starts threads then, which a process that forks must not have.
+    Made on first use: this starts polars' threads, which a process that forks must not have.
     """
     causes = col("cause_kinds").list.len()
     model_ranks = col("dp").cast(float) * col("pp") * col("tp") * col("cp")

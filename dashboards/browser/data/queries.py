@@ -113,7 +113,7 @@ class Stored:
 def _cached_live(
     read: Callable[Concatenate[LiveTables, _Arguments], _Result],
 ) -> Callable[Concatenate[Results, _Arguments], _Result]:
-    """The same read of the store as it is now, once per state of the store."""
+    """A method that reads the live tables, cached until the store changes."""
 
     @wraps(read)
     def ask(results: Results, /, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:

@@ -414,7 +414,7 @@ class WhatifAnswer(Question, frozen=True):
 
     @property
     def recorded_s(self) -> float:
-        """The step, seconds, that what is saved is of."""
+        """The step before the change, seconds."""
         return self.step_time_s + self.saved_s
 
     @property

@@ -234,8 +234,8 @@ def _summary(jobs: pl.DataFrame) -> Component:
 
 def _alarming_jobs(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
-    burning, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging_jobs()
-    rows = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
+    affected, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging_jobs()
+    rows = jobs.filter(pl.col("name").is_in(affected)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
     names = rows.head(MOST_CARDS)["name"].to_list()
     cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
     return [html.Div(cards, className="job-cards")] if cards else []

@@ -95,7 +95,7 @@ class PollState(TypedDict):
 
 
 def build(stored: Stored, report: Report, **state: str) -> list[Component]:
-    """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
+    """`select`, `action`, `factor`: the question; `kept`: earlier questions to compare with."""
     select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
     others, remarks = read_kept(state.get("kept", ""))
     asking = Asking(
