@@ -197,8 +197,7 @@ def _simulate(
         for number in group[1:]:
             latest = np.maximum(latest, start[number])
         if plan.ops[group[0]].kind in DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
-            slowest = latest.reshape(shape.steps, -1).max(axis=1)
-            latest = np.repeat(slowest, shape.layout.dp_ranks)
+            latest = np.repeat(latest.reshape(shape.steps, -1).max(axis=1), shape.layout.dp_ranks)
         for number in group:
             end[number] = latest + cost(plan.ops[number])
     step_s = float(end.max(axis=0).reshape(shape.steps, -1).max(axis=1).mean())

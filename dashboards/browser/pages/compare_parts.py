@@ -119,14 +119,10 @@ def cost_panels(before: Report, after: Report) -> Component:
                 "change_s": [change.difference_s for change in changes],
             }
         )
-        picture = figure_panel(
-            ["Cost by ", term(title), ", each ", term("costs alone", "alone")],
-            costs(changes, viewer().theme, y=y),
-            label=f"What each {title} alone costs a step, before and after",
-            table=frame,
-            csv=inline_csv(frame),
-        )
-        panels.append(picture)
+        heading = ["Cost by ", term(title), ", each ", term("costs alone", "alone")]
+        label = f"What each {title} alone costs a step, before and after"
+        fig = costs(changes, viewer().theme, y=y)
+        panels.append(figure_panel(heading, fig, label=label, table=frame, csv=inline_csv(frame)))
     return halves(*panels)
 
 

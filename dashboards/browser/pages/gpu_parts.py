@@ -288,14 +288,9 @@ def ranks_picture(stored: Stored, report: Report) -> list[Component]:
     if report.gpu:
         ranks = [ranks[0] | {"before_first_s": report.gpu.before_first.seconds}]
     times = rank_times(ranks)
-    chart = figure_panel(
-        times.title,
-        picture(times, viewer().theme),
-        label="Time of each rank's GPU that was computing, exposed communication, or idle",
-        table=pl.DataFrame(ranks, infer_schema_length=None),
-        csv=href("/download/by_rank.csv", job=stored.name),
-    )
-    return [chart]
+    table, csv = pl.DataFrame(ranks, infer_schema_length=None), href("/download/by_rank.csv", job=stored.name)
+    label = "Time of each rank's GPU that was computing, exposed communication, or idle"
+    return [figure_panel(times.title, picture(times, viewer().theme), label=label, table=table, csv=csv)]
 
 
 def pictures_of_sections(report: Report) -> list[Component]:

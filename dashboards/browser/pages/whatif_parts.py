@@ -264,8 +264,7 @@ def _answer_parts(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> l
     means = ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
     if query.action is QueryAction.KEEP:
         means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
-    footing = note([*error, *means])
-    return [*parts, html.Div(cards, className="figures"), footing]
+    return [*parts, html.Div(cards, className="figures"), note([*error, *means])]
 
 
 def kept_panel(report: Report, seen: CurrentAnswers) -> Component | None:
