@@ -86,7 +86,7 @@ def slowdown_scale(theme: Theme) -> dict[str, Any]:
     """
     edges = [bound / _END for bound in (0, *LOST_LEVELS, _END)]
     colours = theme.slow[: len(LOST_LEVELS) + 1]
-    stops = [(edge, colour) for at, colour in enumerate(colours) for edge in edges[at : at + 2]]
+    stops = [(edge, colour) for index, colour in enumerate(colours) for edge in edges[index : index + 2]]
     bar = {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0, "tickvals": LOST_LEVELS}
     return {"zmin": 0, "zmax": _END, "colorscale": stops, "colorbar": bar}
 
@@ -100,16 +100,16 @@ def legend(theme: Theme) -> list[tuple[str, str]]:
 
 def ink_on(colour: str) -> str:
     """Return black or white, whichever contrasts more with a colour (`#rrggbb`) by WCAG."""
-    own = _luminance(colour)
+    luminance = _luminance(colour)
 
     def contrast(ink: str) -> float:
-        dark, light = sorted((own, _luminance(ink)))
+        dark, light = sorted((luminance, _luminance(ink)))
         return (light + 0.05) / (dark + 0.05)
 
     return max((LIGHT.text, _WHITE), key=contrast)
 
 
 def _luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = [int(colour[position : position + 2], 16) / 255 for position in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

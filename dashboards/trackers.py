@@ -75,7 +75,7 @@ def last_step(report: Report) -> int:
 
 
 def tracker_of(run: Any) -> Tracker:
-    """The tracker of an active run. Raises SelectionError for an object that is none."""
+    """The tracker of an active run. Raises SelectionError for any other object."""
     if hasattr(run, "add_scalar"):  # a SummaryWriter
 
         def scalars(values: dict[str, float], step: int) -> None:
@@ -140,8 +140,8 @@ def _mlflow(client: Any, run_id: str) -> Tracker:
     def log(values: dict[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
-        client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in values.items()])
+        now_ms = int(1000 * time.time())
+        client.log_batch(run_id, metrics=[Metric(name, value, now_ms, step) for name, value in values.items()])
 
     return Tracker(log, lambda page: client.log_text(run_id, page, PAGE))
 

@@ -63,7 +63,7 @@ def worker_label(worker: OfWorker) -> str:
 def answer_rows(
     report: Report, gpu_hour: float | None = None, *, most_causes: int = MOST_CAUSES, all_causes: str = "see Causes"
 ) -> Iterator[tuple[str, str]]:
-    """What it costs, who, why, what to do first, what that saves, and whether to believe it. Leaves out what the
+    """The rows of the answer: cost, who, why, what to do first, what that saves, and trust. Leaves out what the
     headline already says.
 
     A row without a name continues the row before. `gpu_hour`: the price of a GPU-hour, in any currency. `most_causes`:
@@ -106,7 +106,7 @@ def trust_row(trust: str, *, trustworthy: bool) -> tuple[str, str]:
 
 
 def tables(report: Report) -> Iterator[Section]:
-    """Causes, fixes, and what a reader asked for."""
+    """The tables of causes, fixes, and requested sections."""
     if report.findings:
         yield cause_table(report)
     yield fix_table(report)
@@ -127,12 +127,12 @@ def fix_table(report: Report) -> Table:
     """The fixes, best first; without figures if no saving is promised."""
     whole = report.job.whole
     unprofiled = any(fix.saves_step_s is not None for fix in report.fixes)
-    of = "step" if unprofiled else whole
+    unit = "step" if unprofiled else whole
     heads = (
         "Fix",
         "Sure",
-        f"{of.capitalize()} after",
-        "Saved per step" if of == "step" else "Saves",  # a wider head would break the titles of fixes
+        f"{unit.capitalize()} after",
+        "Saved per step" if unit == "step" else "Saves",  # a wider head would break the titles of fixes
         *(["GPU-hours a day"] if report.daily else ()),
     )
     rows = tuple((*_fix_row(fix), *_a_day(fix, report)) for fix in report.fixes)
@@ -144,16 +144,16 @@ def fix_table(report: Report) -> Table:
 
 
 def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
-    """What to do, how sure its cause is, the step after it, and what it saves."""
-    sure = "-" if fix.confidence is None else percent_sure(fix.confidence)
+    """A row of the fixes: title, confidence of its cause, the step after it, and the saving."""
+    confidence = "-" if fix.confidence is None else percent_sure(fix.confidence)
     if fix.withheld is not None or fix.new_step_s is None or fix.saved_s is None:
-        return f"{fix.title}: no promise, {fix.withheld}", sure, "", ""
+        return f"{fix.title}: no promise, {fix.withheld}", confidence, "", ""
     remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
     title = f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         saves = seconds(fix.worth_s) if fix.bound else fix.saves_step_s.words
-        return title, sure, seconds(fix.unprofiled_step_s - fix.worth_s), saves
-    return title, sure, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
+        return title, confidence, seconds(fix.unprofiled_step_s - fix.worth_s), saves
+    return title, confidence, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
 
 
 def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ def figure_columns(rows: Iterable[Sequence[object]]) -> list[int]:
     return [number for number, column in columns if number and all(map(_FIGURE.match, map(str, column)))]
 
 
-def published_instead(report: Report) -> str:
-    """What the published rules say if that differs; empty if they agree."""
+def published_difference(report: Report) -> str:
+    """The result of the published rules if it differs; empty if they agree."""
     method = report.method
     if not method or method.name is Method.PUBLISHED or not method.published_slowdown or not report.slowdown:
         return ""
@@ -180,7 +180,7 @@ def published_instead(report: Report) -> str:
 
 #: Further causes that get a sentence each, and the share of the run that these cost at least.
 _MOST_RUN_CAUSES, _SMALLEST_SHARE = 3, 0.005
-#: What took less time than this, seconds, is told to the second.
+#: Times between shorter events, seconds, include the second.
 _SHORT_S = 600
 #: A verdict that covers less of the run says so.
 _COVERED = 0.9
@@ -211,7 +211,7 @@ def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
 
 def run_kind(run: RunVerdict) -> LossKind:
     """The kind of loss that cost a run most; balanced if no cause stands out in any window."""
-    return next((one.kind for one in run.alarming if one.kind), LossKind.BALANCED)
+    return next((cause.kind for cause in run.alarming if cause.kind), LossKind.BALANCED)
 
 
 def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
@@ -222,22 +222,22 @@ def run_sentence(run: RunVerdict, zone: tzinfo = UTC) -> str:
 
 
 def share_words(run: RunVerdict, lost_s: float) -> str:
-    """How much of a run so many seconds are: "15.6% of the run". If most of it was not recorded, also of what was."""
-    whole = "the run" if run.of_windows is None else "the chosen range"
-    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {whole}"
+    """A loss in seconds as a share of a run: "15.6% of the run". If most of it was not recorded, also of what was."""
+    scope = "the run" if run.of_windows is None else "the chosen range"
+    words = f"{lost_s / run.wall_s if run.wall_s else 0.0:.1%} of {scope}"
     if run.covered_share < _SPARSE and run.recorded_s:
         words += f" ({lost_s / run.recorded_s:.1%} of its recorded steps)"
     return words
 
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
-    """What one cause cost: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`. Of
-    several at the same place, with its name.
+    """The cost of one cause: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`.
+    Of several at the same place, with its name.
     """
     place = cause.ranks, cause.hosts
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
-    who = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
-    parts = [f"{who} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
+    subject = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
+    parts = [f"{subject} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
     state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
     return f"{', '.join(part for part in parts if part)}{state}"
 
@@ -292,27 +292,25 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
 
 
 def run_advice(run: RunVerdict, report: Report) -> str | None:
-    """What to do first about the worst cause of a run; None without advice, or if the report on its newest window has
-    it.
-    """
+    """The advice about the worst cause of a run; None without advice, or if the report on its newest window has it."""
     worst = next(iter(run.alarming), None)
-    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _shown(report):
+    if worst is None or worst.do is None or (worst.cause, worst.ranks) in _cause_keys(report):
         return None
     match worst.state:
         case State.OPEN:
             return worst.do
         case State.OVER if run.ended is None:
-            return f"should it come back: {_begun(worst.do)}"
+            return f"should it come back: {_lower_first(worst.do)}"
         case _:
-            return f"before the next run: {_begun(worst.do)}"
+            return f"before the next run: {_lower_first(worst.do)}"
 
 
-def _begun(advice: str) -> str:
+def _lower_first(advice: str) -> str:
     return advice[:1].lower() + advice[1:]
 
 
 def coverage_words(run: RunVerdict) -> str:
-    """How much of a run its verdict covers; empty if it is nearly all."""
+    """The share of a run that its verdict covers; empty if it is nearly all."""
     covered = []
     if run.of_windows is not None:
         covered.append(f"{run.windows:,} of {run.of_windows:,} windows, {steps_text(run.first_step, run.last_step)}")
@@ -324,33 +322,33 @@ def coverage_words(run: RunVerdict) -> str:
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:
-    """Since when the leading cause of the newest window acts on its run, to stand behind the place of the cause: its
-    first slow step and when that began, as of its incident. Empty if it began in this window, or is not known.
+    """Since when the leading cause of the newest window acts on its run, as a clause after its place: its first slow
+    step and when that began, as of its incident. Empty if it began in this window, or is not known.
     """
     run = run_of_several(report)
     leading = next(iter(report.answer.accounts), None)
     if run is None or leading is None or not report.by_step:
         return ""
-    same = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
-    if not same or same[0].first_step is None or same[0].first_step >= report.by_step[0].step:
+    matching = [cause for cause in run.causes if (cause.cause, cause.ranks) == (leading.kind, leading.ranks)]
+    if not matching or matching[0].first_step is None or matching[0].first_step >= report.by_step[0].step:
         return ""
-    began = moment(same[0].since, zone)
+    began = moment(matching[0].since, zone)
     when = "" if began is None else f", {began:%Y-%m-%d %H:%M:%S %Z}"
-    return f"; since step {same[0].first_step}{when}"
+    return f"; since step {matching[0].first_step}{when}"
 
 
 def elsewhere_words(run: RunVerdict, report: Report) -> str | None:
     """The causes in other windows than that of the report: `5 other windows name rank 1, steps 45 to 95`."""
     words = []
     for cause in run.alarming[:_MOST_RUN_CAUSES]:
-        others = cause.windows - ((cause.cause, cause.ranks) in _shown(report))
+        others = cause.windows - ((cause.cause, cause.ranks) in _cause_keys(report))
         if others:
             name = "other window names" if others == 1 else "other windows name"
             words.append(f"{others:,} {name} {who_words(cause)}, {steps_words(cause)}")
     return "; ".join(words) or None
 
 
-def _shown(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+def _cause_keys(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     """Kinds and ranks of the causes in a report."""
     return {(account.kind, account.ranks) for account in report.answer.accounts}
 
@@ -365,64 +363,64 @@ def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
         return None
 
 
-def lines_of(drawn: Picture, width: int) -> list[str]:
+def lines_of(picture: Picture, width: int) -> list[str]:
     """The picture, then what its characters mean; `printable`, because names come from outside."""
-    match drawn:
+    match picture:
         case ShareGrid():
-            lines = _grid(drawn, width - _NAMES)
+            lines = _grid(picture, width - _NAMES)
         case Series():
-            lines = _series(drawn, width - _NAMES - _ENDS)
+            lines = _series(picture, width - _NAMES - _ENDS)
         case BarTimeline():
-            lines = _timeline(drawn, width - _NAMES)
+            lines = _timeline(picture, width - _NAMES)
         case _:
-            assert_never(drawn)
+            assert_never(picture)
     return [*map(printable, lines)]
 
 
-def _named(name: str, marks: str) -> str:
-    shown = short(name, _NAMES - 2) if name else ""
-    return f"{shown:<{_NAMES}}{marks}".rstrip()
+def _named_row(name: str, marks: str) -> str:
+    label = short(name, _NAMES - 2) if name else ""
+    return f"{label:<{_NAMES}}{marks}".rstrip()
 
 
-def _grid(drawn: ShareGrid, width: int) -> Iterator[str]:
-    for name, values in zip(drawn.rows, drawn.values, strict=True):
+def _grid(grid: ShareGrid, width: int) -> Iterator[str]:
+    for name, values in zip(grid.rows, grid.values, strict=True):
         places = np.searchsorted(_FROM, values[:width], side="right")
-        yield _named(f"{drawn.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
+        yield _named_row(f"{grid.down} {name}", "".join(_SHADES[place] for place in places.tolist()))
     bounds = ", ".join(f"{shade} {bound:.0%}" for shade, bound in zip(_SHADES[1:], _FROM, strict=True))
-    cut = f", the first {width} of {len(drawn.columns)}" if width < len(drawn.columns) else ""
-    yield f"{drawn.across}s in order{cut}; more {drawn.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
+    cut = f", the first {width} of {len(grid.columns)}" if width < len(grid.columns) else ""
+    yield f"{grid.across}s in order{cut}; more {grid.unit} than the mean: {_SHADES[0]} hardly, {bounds}"
 
 
-def _series(drawn: Series, width: int) -> Iterator[str]:
-    for line in drawn.lines:
+def _series(series: Series, width: int) -> Iterator[str]:
+    for line in series.lines:
         values = np.array([np.nan if value is None else value for value in line.values])
         cells = [cell[~np.isnan(cell)] for cell in np.array_split(values, min(width, len(values)) or 1)]
         peaks = [float(cell.max()) if len(cell) else None for cell in cells]
         if not np.isnan(values).all():
-            least, most = float(np.nanmin(values)), float(np.nanmax(values))
-            span = most - least or 1.0
+            low, high = float(np.nanmin(values)), float(np.nanmax(values))
+            span = high - low or 1.0
             marks = "".join(
-                " " if peak is None else _SPARKS[round((peak - least) / span * (len(_SPARKS) - 1))] for peak in peaks
+                " " if peak is None else _SPARKS[round((peak - low) / span * (len(_SPARKS) - 1))] for peak in peaks
             )
-            yield _named(line.name, f"{marks} {least:,.3g} to {most:,.3g} {drawn.unit}")
-    ends = f"{drawn.axis} {drawn.places[0]:,.4g} to {drawn.places[-1]:,.4g}" if drawn.places else drawn.axis
-    yield "; ".join(filter(None, (ends, drawn.note)))
+            yield _named_row(line.name, f"{marks} {low:,.3g} to {high:,.3g} {series.unit}")
+    ends = f"{series.axis} {series.places[0]:,.4g} to {series.places[-1]:,.4g}" if series.places else series.axis
+    yield "; ".join(filter(None, (ends, series.note)))
 
 
-def _timeline(drawn: BarTimeline, width: int) -> Iterator[str]:
-    end_s = max((bar.end_s for bar in drawn.bars), default=0.0) or 1.0
-    shown = np.unique(np.linspace(0, len(drawn.rows) - 1, min(len(drawn.rows), _MOST_ROWS)).astype(int)).tolist()
-    of_row: dict[int, np.ndarray] = {row: np.zeros((len(drawn.legend), width)) for row in shown}
-    edges, whats = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(drawn.legend))]
-    for bar in drawn.bars:
-        if bar.row in of_row:
+def _timeline(timeline: BarTimeline, width: int) -> Iterator[str]:
+    end_s = max((bar.end_s for bar in timeline.bars), default=0.0) or 1.0
+    rows = np.unique(np.linspace(0, len(timeline.rows) - 1, min(len(timeline.rows), _MOST_ROWS)).astype(int)).tolist()
+    spent_by_row: dict[int, np.ndarray] = {row: np.zeros((len(timeline.legend), width)) for row in rows}
+    edges, signs = np.linspace(0, end_s, width + 1), [*islice(cycle(_WHATS), len(timeline.legend))]
+    for bar in timeline.bars:
+        if bar.row in spent_by_row:
             inside = np.minimum(edges[1:], bar.end_s) - np.maximum(edges[:-1], bar.start_s)
-            of_row[bar.row][bar.what] += np.maximum(inside, 0)
-    for row, spent in of_row.items():
-        marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(drawn.legend))
-        yield _named(drawn.rows[row], "".join((*whats, " ")[mark] for mark in marks.tolist()))
-    seen = {bar.what for bar in drawn.bars}
-    legend = enumerate(zip(whats, drawn.legend, strict=True))
+            spent_by_row[bar.row][bar.what] += np.maximum(inside, 0)
+    for row, spent in spent_by_row.items():
+        marks = np.where(spent.any(axis=0), spent.argmax(axis=0), len(timeline.legend))
+        yield _named_row(timeline.rows[row], "".join((*signs, " ")[mark] for mark in marks.tolist()))
+    seen = {bar.what for bar in timeline.bars}
+    legend = enumerate(zip(signs, timeline.legend, strict=True))
     yield ", ".join(f"{mark} {short(what.name)}" for number, (mark, what) in legend if number in seen)
-    few = [f"{len(shown)} of {len(drawn.rows)} rows"] if len(shown) < len(drawn.rows) else []
-    yield "; ".join([f"{seconds(end_s)} in all", *few, *drawn.notes])
+    few = [f"{len(rows)} of {len(timeline.rows)} rows"] if len(rows) < len(timeline.rows) else []
+    yield "; ".join([f"{seconds(end_s)} in all", *few, *timeline.notes])

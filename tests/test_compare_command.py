@@ -12,7 +12,7 @@ from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tracekit.base.errors import ExitCode
 from tracekit.base.text import with_error
 from tracekit.report.compare import verdict, whole
-from tracekit.report.comparison import in_all
+from tracekit.report.comparison import total_of
 from tracekit.sources.load import load
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
@@ -83,7 +83,7 @@ def test_what_a_fix_gave_back_is_kept_with_what_was_expected(tmp_path: Path, run
     assert "got 4.25 s less" in text
     (kept,) = Store(store).applied()  # the same fix between the same jobs, noted twice
     assert kept.got_gpu_hours_per_day == pytest.approx(expected.saved_gpu_hours_per_day * 4.25 / fix["expected_s"])
-    assert in_all([kept, kept]).startswith("2 fixes gave back ")
+    assert total_of([kept, kept]).startswith("2 fixes gave back ")
     assert run("store", "repair", "--store", store).code == run("store", "check", "--store", store).code == 0
     assert Store(store).applied() == (kept,)
 

@@ -184,7 +184,7 @@ def test_a_torn_line_does_not_take_the_next_one_with_it(store: Store) -> None:
     (delivered,) = (store.path / "told").iterdir()
     delivered.write_bytes(delivered.read_bytes() + b"after 1")
     log.note([(2, "closed")])
-    assert log._noted() == ({1: "opened", 2: "closed"}, 1)
+    assert log._read_log() == ({1: "opened", 2: "closed"}, 1)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_an_incident_of_a_run_that_says_no_time_lasted_for_its_steps(tmp_path: P
 def test_an_incident_of_a_store_opens_again_under_its_number_and_that_is_news(tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     changes, log = StoreChanges(store), DeliveryLog(store, "http://127.0.0.1/")
-    assert (changes.look().opened, log.left(None)) == ((), ([], []))
+    assert (changes.look().opened, log.undelivered(None)) == ((), ([], []))
     said = []
     for slow in (True, True, True, False, False, True):
         store.append(analysed(trace(slow=slow)))
@@ -205,7 +205,7 @@ def test_an_incident_of_a_store_opens_again_under_its_number_and_that_is_news(tm
             (one.incident_id, "closed") for one in found.closed
         ]
         log.note(news)
-        assert log.left(None) == ([], [])
+        assert log.undelivered(None) == ([], [])
         said += news
     (incident,) = store.incidents()
     number = incident.incident_id
@@ -241,9 +241,9 @@ def test_what_people_do_about_an_incident_is_kept_and_shown_and_mutes_its_messag
         is None
     )
     sent: list[int] = []
-    notifier = SimpleNamespace(tell=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
+    notifier = SimpleNamespace(send=lambda opened, closed: sent.extend(one.incident_id for one in [*opened, *closed]))
     for told in ([], [number]):
-        Watch(store, None, None, print, notifier, DeliveryLog(store, "http://h/"))._tell_what_is_left()
+        Watch(store, None, None, print, notifier, DeliveryLog(store, "http://h/"))._send_undelivered()
         DeliveryLog(store, "http://h/").note([])
         assert sent == told
         run("store", "handle", str(number), "--store", store.path, "--mute", "0m")

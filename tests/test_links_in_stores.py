@@ -26,7 +26,7 @@ from tracekit.base.errors import UnsafeFileError
 from tracekit.fleet.sources import find_sources
 from tracekit.fleet.study_tables import STUDY_VERSION
 from tracekit.live.receivers import DeliveryLog
-from tracekit.live.run import where_traceback_is
+from tracekit.live.run import log_traceback
 from tracekit.store import Incoming, Store
 from tracekit.store.incidents import IncidentChange
 
@@ -48,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     number = store.incidents("live")[0].incident_id
     store.handle(number, IncidentChange(1.7e9, "ann", note="hers"))
     DeliveryLog(store, RECEIVER).note([(number, "opened")])
-    where_traceback_is(store.path, "title", ValueError("x"))
+    log_traceback(store.path, "title", ValueError("x"))
     (store.path / "unfinished").write_text("77 0\n")
     (store.path / "left-out" / "then").mkdir(parents=True)
     return folder

@@ -554,10 +554,10 @@ def test_of_two_first_writers_both_are_stored(tmp_path: Path, monkeypatch: pytes
     """The other one makes the store while this one is about to."""
     path, make_folder, others = tmp_path / "jobs.store", Contained.make_folder, iter(["other"])
 
-    def late(self: Contained, folder: str, *, lasting: bool = False) -> bool:
+    def late(self: Contained, folder: str, *, durable: bool = False) -> bool:
         for name in others:
             Store(path).add([Incoming(slow_trace(name=name), name, "by hand")])
-        return make_folder(self, folder, lasting=lasting)
+        return make_folder(self, folder, durable=durable)
 
     monkeypatch.setattr(Contained, "make_folder", late)
     Store(path).add([Incoming(slow_trace(name="this"), "this", "by hand")])

@@ -132,7 +132,7 @@ def _end_interrupted() -> NoReturn:
 
 
 def _usage(error: click.ClickException) -> str:
-    """What is wrong with the arguments, on one line, and where it says what to type."""
+    """The error about the arguments, on one line, with the command for help."""
     words = (
         bounded(printable(" ".join(error.format_message().split()).rstrip(".")))
         .replace(". (Did you", " (did you")

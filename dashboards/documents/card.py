@@ -35,17 +35,17 @@ _WIDE, _BARS_HIGH = 1000, 160
 _ROW, _NAMES, _MANY_ROWS = 20, 64, 100
 
 
-def card(shown: Report | Job) -> str:
+def card(source: Report | Job) -> str:
     """A report, or the report on a job, as a notebook shows it: the answer and, if the job loses time, workers, steps,
     causes and fixes.
     """
     try:
-        report = shown if isinstance(shown, Report) else shown.report
+        report = source if isinstance(source, Report) else source.report
     except TraceError as error:
-        return f"<p>{escape(repr(shown))}<br>{plain(str(error))}</p>"
-    drawn = sections(report.pictures)
-    drawn = pair(report) + drawn if report.by_worker else drawn + sections(report.overview)
-    pictures = drawn + sections(tables(report)) if report.verdict.losses else sections(report.asked)
+        return f"<p>{escape(repr(source))}<br>{plain(str(error))}</p>"
+    parts = sections(report.pictures)
+    parts = pair(report) + parts if report.by_worker else parts + sections(report.overview)
+    pictures = parts + sections(tables(report)) if report.verdict.losses else sections(report.asked)
     return (
         f'<div class="tracekit"><style>{style()}</style><header><b>{plain(short(report.name))}</b>'
         f" <span>{plain(report.job.sizes)}</span></header>{answer_of(report)}{pictures}</div>"
@@ -106,10 +106,10 @@ def pair(report: Report) -> str:
 
 def sections(parts: Iterable[Section]) -> str:
     """Tables and pictures with their titles and remarks."""
-    return "".join(f"<section><h2>{plain(part.title)}</h2>{_drawn(part)}</section>" for part in parts)
+    return "".join(f"<section><h2>{plain(part.title)}</h2>{_section(part)}</section>" for part in parts)
 
 
-def _drawn(part: Section) -> str:
+def _section(part: Section) -> str:
     if isinstance(part, Table):
         return (table(part.heads, part.rows) if part.rows else "") + _notes(part.note)
     if isinstance(part, BarTimeline):
@@ -143,7 +143,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def worker_map(report: Report) -> str:
-    """What every worker alone costs of a step, DP ranks down, stages across."""
+    """A map of the share of a step that every worker alone costs, DP ranks down, stages across."""
     grid = report.worker_grid()
     cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
     rows, columns = cells.slowdown.shape
@@ -165,13 +165,13 @@ def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
     for row, values in enumerate(cells.slowdown):
         for column, value in enumerate(values):
             worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
-            named, rank = f"workers from {worker} on", None
+            workers, rank = f"workers from {worker} on", None
             if cells.patch == (1, 1):
                 row_of_worker = grid.rows[worker]
-                named = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
+                workers = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
             mark = "" if rank is None else f' data-rank="{rank}"'
-            yield _cell((row, column), value, f"{named}: alone costs {cost_alone(value)} of a step", mark)
+            yield _cell((row, column), value, f"{workers}: alone costs {cost_alone(value)} of a step", mark)
 
 
 def _cell(place: tuple[int, int], slowdown: float, words: str, mark: str = "") -> str:
@@ -220,106 +220,106 @@ def step_bars(report: Report) -> str:
     )
 
 
-def picture(drawn: Picture) -> str:
+def picture(section: Picture) -> str:
     """A picture of a report in its shape."""
-    match drawn:
+    match section:
         case ShareGrid():
-            return _grid(drawn)
+            return _grid(section)
         case Series():
-            return _bars(drawn) if drawn.stacked else _lines(drawn)
+            return _bars(section) if section.stacked else _lines(section)
         case BarTimeline():
-            return _timeline(drawn)
+            return _timeline(section)
         case _:
-            assert_never(drawn)
+            assert_never(section)
 
 
-def _grid(drawn: ShareGrid) -> str:
-    width, height = _LEFT + len(drawn.columns) * _CELL, _TOP + len(drawn.rows) * _CELL
+def _grid(grid: ShareGrid) -> str:
+    width, height = _LEFT + len(grid.columns) * _CELL, _TOP + len(grid.rows) * _CELL
     marks = [
-        _cell((row, column), 1 + value, f"{drawn.down} {name}, {drawn.across} {across}: {value:+.0%} {drawn.unit}")
-        for row, (name, values) in enumerate(zip(drawn.rows, drawn.values, strict=True))
-        for column, (across, value) in enumerate(zip(drawn.columns, values, strict=True))
+        _cell((row, column), 1 + value, f"{grid.down} {name}, {grid.across} {across}: {value:+.0%} {grid.unit}")
+        for row, (name, values) in enumerate(zip(grid.rows, grid.values, strict=True))
+        for column, (across, value) in enumerate(zip(grid.columns, values, strict=True))
     ]
-    names = [_row_name(row, name) for row, name in enumerate(drawn.rows)]
-    legend = plain(f"{drawn.down} down, {drawn.across} across")
-    return _svg("map", drawn.title, (width, height), [*marks, *names], legend)
+    names = [_row_name(row, name) for row, name in enumerate(grid.rows)]
+    legend = plain(f"{grid.down} down, {grid.across} across")
+    return _svg("map", grid.title, (width, height), [*marks, *names], legend)
 
 
-def _bars(drawn: Series) -> str:
+def _bars(series: Series) -> str:
     """A bar at each place, of its parts; the first at the bottom."""
-    totals = [sum(line.values[place] or 0.0 for line in drawn.lines) for place in range(len(drawn.places))]
+    totals = [sum(line.values[place] or 0.0 for line in series.lines) for place in range(len(series.places))]
     scale, width, marks = _BARS_HIGH / max(*totals, 1e-12), _WIDE / max(len(totals), 1), list[str]()
-    for number, place in enumerate(drawn.places):
+    for number, place in enumerate(series.places):
         top = float(_BARS_HIGH)
-        for line in drawn.lines:
+        for line in series.lines:
             value = line.values[number] or 0.0
             top -= value * scale
             marks.append(
                 f'<rect class="what{line.tone}" x="{number * width:.1f}" y="{top:.1f}" width="{width * 0.9:.1f}"'
-                f' height="{value * scale:.1f}"><title>{plain(drawn.axis)} {place:g}, {plain(line.name)}:'
-                f" {value:,.4g} {plain(drawn.unit)}</title></rect>"
+                f' height="{value * scale:.1f}"><title>{plain(series.axis)} {place:g}, {plain(line.name)}:'
+                f" {value:,.4g} {plain(series.unit)}</title></rect>"
             )
-    legend = _legend((line.tone, line.name) for line in drawn.lines)
-    return _svg("series", drawn.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {plain(drawn.note or '')}")
+    legend = _legend((line.tone, line.name) for line in series.lines)
+    return _svg("series", series.title, (_WIDE, _BARS_HIGH), marks, f"{legend} {plain(series.note or '')}")
 
 
-def _lines(drawn: Series) -> str:
+def _lines(series: Series) -> str:
     """Lines over the band of what is usual."""
-    low, high = ([], []) if drawn.usual is None else (drawn.usual.low, drawn.usual.high)
+    low, high = ([], []) if series.usual is None else (series.usual.low, series.usual.high)
     values = [
-        value for row in (low, high, *(line.values for line in drawn.lines)) for value in row if value is not None
+        value for row in (low, high, *(line.values for line in series.lines)) for value in row if value is not None
     ]
     if not values:
         return ""
-    begin, span = drawn.places[0], drawn.places[-1] - drawn.places[0]
-    least, most = min(values), max(values)
-    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (most - least or 1.0)
+    begin, span = series.places[0], series.places[-1] - series.places[0]
+    lowest, highest = min(values), max(values)
+    scale = (_WIDE - _LEFT - 10) / (span or 1.0), (_HEIGHT - 16) / (highest - lowest or 1.0)
 
     def point(place: float, value: float) -> str:
-        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - least) * scale[1]:.1f}"
+        return f"{_LEFT + (place - begin) * scale[0]:.1f},{_HEIGHT - 8 - (value - lowest) * scale[1]:.1f}"
 
     def points(row: Sequence[float | None]) -> list[str]:
-        return [point(place, value) for place, value in zip(drawn.places, row, strict=False) if value is not None]
+        return [point(place, value) for place, value in zip(series.places, row, strict=False) if value is not None]
 
     marks = [
         f'<text x="{_LEFT - 6}" y="{y}" text-anchor="end">{value:,.4g}</text>'
-        for value, y in ((most, 12), (least, _HEIGHT - 4))
+        for value, y in ((highest, 12), (lowest, _HEIGHT - 4))
     ]
     marks.append(f'<polygon class="peers" points="{" ".join([*points(high), *reversed(points(low))])}"/>')
     marks += [
-        f'<path class="end" d="M{point(place, least)} L{point(place, most)}"/>'
-        for place in drawn.marks
+        f'<path class="end" d="M{point(place, lowest)} L{point(place, highest)}"/>'
+        for place in series.marks
         if begin <= place <= begin + span
     ]
     marks += [
-        f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in drawn.lines
+        f'<polyline class="line what{line.tone}" points="{" ".join(points(line.values))}"/>' for line in series.lines
     ]
-    usual = "" if drawn.usual is None else f'<span><i class="peers"></i>{plain(drawn.usual.name)}</span>'
-    legend = f"{plain(drawn.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in drawn.lines)}"
-    return _svg("series", drawn.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
+    usual = "" if series.usual is None else f'<span><i class="peers"></i>{plain(series.usual.name)}</span>'
+    legend = f"{plain(series.unit)} over {seconds(span)} {_legend((line.tone, line.name) for line in series.lines)}"
+    return _svg("series", series.title, (_WIDE, _HEIGHT), marks, f"{legend}{usual}")
 
 
-def _timeline(drawn: BarTimeline) -> str:
+def _timeline(timeline: BarTimeline) -> str:
     """Bars in rows; rows without names are thin, and those with a name and no bars are headings."""
-    named, many = any(drawn.rows), len(drawn.rows) >= _MANY_ROWS
-    thin = 2 if many else 6
-    high, begin, gap = (_ROW, _NAMES, 3) if named else (thin, 0, 1)
-    end_s = max((bar.end_s for bar in drawn.bars), default=0.0)
-    scale, of_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in drawn.bars}
+    has_names, is_thin = any(timeline.rows), len(timeline.rows) >= _MANY_ROWS
+    thin = 2 if is_thin else 6
+    high, begin, gap = (_ROW, _NAMES, 3) if has_names else (thin, 0, 1)
+    end_s = max((bar.end_s for bar in timeline.bars), default=0.0)
+    scale, rows_with_bars = (_WIDE - begin - 10) / (end_s or 1.0), {bar.row for bar in timeline.bars}
     marks = []
-    for row, name in enumerate(drawn.rows):
-        at_end = f'x="{begin - 6}" text-anchor="end"' if row in of_bars else 'x="0"'
+    for row, name in enumerate(timeline.rows):
+        at_end = f'x="{begin - 6}" text-anchor="end"' if row in rows_with_bars else 'x="0"'
         if name:
             marks.append(f'<text {at_end} y="{(row + 1) * high - 6}">{plain(name)}</text>')
     marks += [
-        f'<rect class="what{drawn.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
+        f'<rect class="what{timeline.legend[bar.what].tone}" x="{begin + bar.start_s * scale:.2f}" y="{bar.row * high}"'
         f' width="{max((bar.end_s - bar.start_s) * scale, 0.1):.2f}" height="{high - gap}"><title>'
         f"{plain(bar.words)}</title></rect>"
-        for bar in drawn.bars
+        for bar in timeline.bars
     ]
-    seen = {bar.what for bar in drawn.bars}
-    legend = _legend((what.tone, what.name) for number, what in enumerate(drawn.legend) if number in seen)
-    return _svg("timeline", drawn.title, (_WIDE, len(drawn.rows) * high), marks, legend)
+    seen = {bar.what for bar in timeline.bars}
+    legend = _legend((what.tone, what.name) for number, what in enumerate(timeline.legend) if number in seen)
+    return _svg("timeline", timeline.title, (_WIDE, len(timeline.rows) * high), marks, legend)
 
 
 def _legend(entries: Iterable[tuple[int, str]]) -> str:

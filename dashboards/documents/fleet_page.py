@@ -25,13 +25,13 @@ _WIDTH, _HEIGHT, _LEFT, _BELOW = 480, 200, 40, 24
 def fleet_page(figures: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFrame, rate: float, name: str) -> str:
     """The whole page. `curves`: `figures.quantiles` for many shares. `culprits`: recurring ones at that rate."""
     rows = "".join(f"<dt>{plain(about)}</dt><dd>{plain(words)}</dd>" for about, words in answer_rows(figures))
-    shown = sections([*tables(figures), culprits_table(culprits, rate)])
+    body = sections([*tables(figures), culprits_table(culprits, rate)])
     return (
         f'{_BEGINNING}<html lang="en" class="tracekit">{head(plain(name))}<body><main>'
         f"<header><h1><bdi>{plain(name)}</bdi></h1><p>{figures.jobs:,} jobs</p></header>"
         f'<section class="card {"bad" if figures.straggling_jobs.value > 0 else "good"}"><p class="headline">'
         f"{plain(headline(figures))}</p><dl>{rows}</dl></section>"
-        f'<div class="pair">{_curves(curves) if figures.jobs else ""}</div>{shown}'
+        f'<div class="pair">{_curves(curves) if figures.jobs else ""}</div>{body}'
         f"<footer>Made by tracekit.</footer></main>"
         "</body></html>\n"
     )
@@ -40,19 +40,19 @@ def fleet_page(figures: FleetFigures, curves: pl.DataFrame, culprits: pl.DataFra
 def _curves(curves: pl.DataFrame) -> str:
     lines = [("waste_jobs", "bar", "of jobs"), ("waste_hours", "pick", "of GPU-hours")]
     values = [curves[column].to_list() for column, _, _ in lines]
-    low = min(min(one) for one in values)
+    low = min(min(curve) for curve in values)
     high = max(low + 1e-9, *map(max, values))
-    drawn = "".join(
+    polylines = "".join(
         f'<polyline fill="none" stroke="var(--{colour})" stroke-width="2" points="'
-        f'{_points(one, curves["quantile"].to_list(), low, high)}"/>'
-        for one, (_, colour, _) in zip(values, lines, strict=True)
+        f'{_points(curve, curves["quantile"].to_list(), low, high)}"/>'
+        for curve, (_, colour, _) in zip(values, lines, strict=True)
     )
     legend = "".join(
         f'<span><i style="background: var(--{colour})"></i>share {words}</span>' for _, colour, words in lines
     )
     return (
         '<section><h2>What jobs lose: cumulative distribution</h2><svg role="img" aria-label="Share of jobs and of'
-        f' GPU-hours that lose at most that" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{drawn}'
+        f' GPU-hours that lose at most that" viewBox="0 0 {_LEFT + _WIDTH + 20} {_HEIGHT + _BELOW}">{polylines}'
         f'{"".join(_ticks(low, high))}</svg><p class="legend">{legend}</p></section>'
     )
 

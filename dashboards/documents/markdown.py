@@ -57,8 +57,8 @@ def markdown(report: Report, *, gpu_hour: float | None = None, source: str | Non
     for section in (*tables(report), *report.parts):
         parts.append(f"### {escaped(section.title)}")
         if not isinstance(section, Table):
-            drawn = [line.replace("```", "'''") for line in lines_of(section, _WIDE)]  # a name cannot end the block
-            parts.append("\n".join(["```text", *drawn, "```"]))
+            lines = [line.replace("```", "'''") for line in lines_of(section, _WIDE)]  # a name cannot end the block
+            parts.append("\n".join(["```text", *lines, "```"]))
             continue
         if section.rows:
             parts.append(markdown_table(section.heads, section.rows))
@@ -79,7 +79,7 @@ def escaped(text: str) -> str:
     return _MARKUP.sub(lambda match: _ENTITIES.get(match[0], f"\\{match[0]}"), printable(text))
 
 
-def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
+def _without_repeats(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     """Rows, with an empty name if it repeats the one before."""
     last = ""
     for name, words in rows:
@@ -89,7 +89,7 @@ def _named(rows: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
 
 def answer_table(rows: Iterable[tuple[str, str]]) -> str:
     """The rows of an answer as a table."""
-    return markdown_table(("", "Answer"), _named(rows))
+    return markdown_table(("", "Answer"), _without_repeats(rows))
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -104,7 +104,7 @@ def _markdown(name: str, headline: str, rows: list[Row], address: str) -> str:
 
 def _slack(name: str, headline: str, rows: list[Row], address: str) -> str:
     lines = [f"*{name}: {headline}*", *(f"\u2022 *{about}:* {words}" for about, words in rows)]
-    return "\n".join(printable(line).replace("@", "@\u200b") for line in lines) + f"\n{address}\n"  # mentions nobody
+    return "\n".join(printable(line).replace("@", "@\u200b") for line in lines) + f"\n{address}\n"  # no mentions
 
 
 def _jira(name: str, headline: str, rows: list[Row], address: str) -> str:
@@ -186,8 +186,8 @@ def write_gate_junit(path: Path, gate: Gate) -> None:
     for row in gate.rows:
         test = ElementTree.SubElement(suite, "testcase", classname=printable(gate.run.name), name=printable(row.name))
         if row.outcome is not Outcome.PASSED:
-            what = "failure" if row.outcome is Outcome.REGRESSION else "error"
-            ElementTree.SubElement(test, what, message=printable(row.sentence), type=str(row.outcome))
+            element = "failure" if row.outcome is Outcome.REGRESSION else "error"
+            ElementTree.SubElement(test, element, message=printable(row.sentence), type=str(row.outcome))
     write_text(path, _JUNIT + ElementTree.tostring(suite, "unicode") + "\n", GATE_JUNIT)
 
 

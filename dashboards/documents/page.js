@@ -3,8 +3,8 @@
 // in #rank=9&step=105. In: the JSON of worst_steps.py. Everything from it is shown as text, never as markup.
 (function () {
   const data = JSON.parse(document.getElementById("worst-steps").textContent);
-  const at = (id) => document.getElementById(id);
-  const canvas = at("timeline-canvas"), note = at("timeline-note"), said = at("timeline-op"), controls = at("timeline-controls");
+  const byId = (id) => document.getElementById(id);
+  const canvas = byId("timeline-canvas"), note = byId("timeline-note"), opNote = byId("timeline-op"), controls = byId("timeline-controls");
   const CLASSES = ["forward", "backward", "communication", "other"];
   const LEFT = 76, LANE = 12, ROW = 32, HEAD = 18, MOST_ZOOM = 2000;
   const state = { step: 0, rank: null, from: 0, to: 1, spans: [] };
@@ -13,12 +13,12 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
   function button(text, press, pressed) {
-    const made = document.createElement("button");
-    made.type = "button";
-    made.textContent = text;
-    if (pressed !== undefined) made.setAttribute("aria-pressed", String(pressed));
-    made.addEventListener("click", press);
-    controls.append(made);
+    const element = document.createElement("button");
+    element.type = "button";
+    element.textContent = text;
+    if (pressed !== undefined) element.setAttribute("aria-pressed", String(pressed));
+    element.addEventListener("click", press);
+    controls.append(element);
   }
 
   function remember() {
@@ -27,40 +27,40 @@
     show();
   }
 
-  // What the address asks for, and what of it this file does not hold.
+  // Shows the step and rank of the address, and notes what this file lacks.
   function read() {
-    const asked = new URLSearchParams(location.hash.slice(1));
+    const parameters = new URLSearchParams(location.hash.slice(1));
     const missing = [];
     state.rank = null;
-    if (asked.has("step")) {
-      const found = data.steps.findIndex((each) => String(each.step) === asked.get("step"));
-      if (found >= 0) choose(found);
-      else missing.push("step " + asked.get("step") + " is not in this file, which holds the slowest: " + data.steps.map((each) => each.step).join(", "));
+    if (parameters.has("step")) {
+      const step = data.steps.findIndex((entry) => String(entry.step) === parameters.get("step"));
+      if (step >= 0) choose(step);
+      else missing.push("step " + parameters.get("step") + " is not in this file, which holds the slowest: " + data.steps.map((entry) => entry.step).join(", "));
     }
-    if (asked.has("rank")) {
-      const wanted = asked.get("rank");
-      const known = data.workers.some((each) => String(each.rank) === wanted);
-      const cell = Array.from(document.querySelectorAll("[data-rank]")).some((each) => each.dataset.rank === wanted);
-      if (known || cell) state.rank = Number(wanted);
-      if (!known) missing.push("rank " + wanted + " has no row below");
+    if (parameters.has("rank")) {
+      const wanted = parameters.get("rank");
+      const hasRow = data.workers.some((entry) => String(entry.rank) === wanted);
+      const hasCell = Array.from(document.querySelectorAll("[data-rank]")).some((entry) => entry.dataset.rank === wanted);
+      if (hasRow || hasCell) state.rank = Number(wanted);
+      if (!hasRow) missing.push("rank " + wanted + " has no row below");
     }
     note.textContent = missing.join("; ");
     show();
-    if (asked.has("rank") || asked.has("step")) at("timeline").scrollIntoView();
+    if (parameters.has("rank") || parameters.has("step")) byId("timeline").scrollIntoView();
   }
 
   function choose(step) {
-    const each = data.steps[step];
+    const times = data.steps[step];
     state.step = step;
-    state.from = Math.min(0, ...firsts(each.recorded), ...firsts(each.ideal));
-    state.to = Math.max(each.recorded_us, each.ideal_us, 1);
+    state.from = Math.min(firstStart(times.recorded), firstStart(times.ideal));
+    state.to = Math.max(times.recorded_us, times.ideal_us, 1);
   }
 
-  const firsts = (flat) => { let low = 0; for (let i = 2; i < flat.length; i += 4) low = Math.min(low, flat[i]); return [low]; };
+  const firstStart = (flat) => { let first = 0; for (let i = 2; i < flat.length; i += 4) first = Math.min(first, flat[i]); return first; };
 
   function show() {
     controls.replaceChildren();
-    data.steps.forEach((each, step) => button("step " + each.step + ", " + seconds(each.recorded_us), () => { choose(step); remember(); }, step === state.step));
+    data.steps.forEach((entry, step) => button("step " + entry.step + ", " + seconds(entry.recorded_us), () => { choose(step); remember(); }, step === state.step));
     button("+", () => zoom(2));
     button("\u2212", () => zoom(0.5));
     button("whole step", () => { choose(state.step); draw(); });
@@ -73,10 +73,10 @@
       legend.append(part);
     });
     controls.append(legend);
-    document.querySelectorAll("[data-rank]").forEach((each) => each.classList.toggle("picked", Number(each.dataset.rank) === state.rank));
-    document.querySelectorAll("[data-step]").forEach((each) => {
-      each.classList.toggle("shown", data.steps.some((step) => String(step.step) === each.dataset.step));
-      each.classList.toggle("picked", each.dataset.step === String(data.steps[state.step].step));
+    document.querySelectorAll("[data-rank]").forEach((entry) => entry.classList.toggle("picked", Number(entry.dataset.rank) === state.rank));
+    document.querySelectorAll("[data-step]").forEach((entry) => {
+      entry.classList.toggle("shown", data.steps.some((step) => String(step.step) === entry.dataset.step));
+      entry.classList.toggle("picked", entry.dataset.step === String(data.steps[state.step].step));
     });
     draw();
   }
@@ -106,12 +106,12 @@
     });
     paint.globalAlpha = 1;
     paint.clearRect(0, 0, LEFT, height);
-    data.workers.forEach((each, row) => {
-      const picked = each.rank !== null && each.rank === state.rank;
+    data.workers.forEach((worker, row) => {
+      const picked = worker.rank !== null && worker.rank === state.rank;
       paint.fillStyle = picked ? pick : text;
-      paint.fillText(each.rank === null ? "(" + each.dp_rank + "," + each.pp_rank + ")" : "rank " + each.rank, 0, HEAD + row * ROW + 11);
+      paint.fillText(worker.rank === null ? "(" + worker.dp_rank + "," + worker.pp_rank + ")" : "rank " + worker.rank, 0, HEAD + row * ROW + 11);
       paint.fillStyle = dim;
-      paint.fillText("alone costs " + Math.round(100 * (1 - 1 / each.slowdown)) + "%", 0, HEAD + row * ROW + 24);
+      paint.fillText("alone costs " + Math.round(100 * (1 - 1 / worker.slowdown)) + "%", 0, HEAD + row * ROW + 24);
       if (picked) { paint.strokeStyle = pick; paint.lineWidth = 2; paint.strokeRect(LEFT - 1, HEAD + row * ROW - 2, width - LEFT, 2 * LANE + 5); }
     });
     paint.fillStyle = dim;
@@ -121,8 +121,8 @@
   }
 
   function zoom(factor) {
-    const whole = data.steps[state.step].recorded_us, middle = (state.from + state.to) / 2;
-    const span = Math.min(Math.max((state.to - state.from) / factor, whole / MOST_ZOOM), 2 * whole);
+    const step_us = data.steps[state.step].recorded_us, middle = (state.from + state.to) / 2;
+    const span = Math.min(Math.max((state.to - state.from) / factor, step_us / MOST_ZOOM), 2 * step_us);
     [state.from, state.to] = [middle - span / 2, middle + span / 2];
     draw();
   }
@@ -138,7 +138,7 @@
     const hit = state.spans.findLast(([left, top, size]) => x >= left - 1 && x <= left + size + 1 && y >= top && y <= top + LANE);
     if (!hit) return;
     const flat = data.steps[state.step][hit[3]], i = hit[4], worker = data.workers[flat[i]];
-    said.textContent = (worker.rank === null ? "worker" : "rank " + worker.rank) + " (dp " + worker.dp_rank + ", stage " + worker.pp_rank + "), " +
+    opNote.textContent = (worker.rank === null ? "worker" : "rank " + worker.rank) + " (dp " + worker.dp_rank + ", stage " + worker.pp_rank + "), " +
       hit[3] + ": " + data.kinds[flat[i + 1]].name + ", " + seconds(flat[i + 3]) + " from " + seconds(flat[i + 2]) + " on";
   }
 
@@ -152,15 +152,15 @@
     const keys = { ArrowLeft: () => move(-0.2), a: () => move(-0.2), ArrowRight: () => move(0.2), d: () => move(0.2), "+": () => zoom(2), w: () => zoom(2), "-": () => zoom(0.5), s: () => zoom(0.5) };
     if (!event.ctrlKey && !event.metaKey && keys[event.key]) { keys[event.key](); event.preventDefault(); }
   });
-  document.querySelectorAll("[data-rank]").forEach((each) => each.addEventListener("click", () => { state.rank = Number(each.dataset.rank); remember(); }));
-  document.querySelectorAll("[data-step]").forEach((each) => each.addEventListener("click", () => {
-    const found = data.steps.findIndex((step) => String(step.step) === each.dataset.step);
-    if (found >= 0) { choose(found); remember(); }
+  document.querySelectorAll("[data-rank]").forEach((cell) => cell.addEventListener("click", () => { state.rank = Number(cell.dataset.rank); remember(); }));
+  document.querySelectorAll("[data-step]").forEach((button) => button.addEventListener("click", () => {
+    const step = data.steps.findIndex((entry) => String(entry.step) === button.dataset.step);
+    if (step >= 0) { choose(step); remember(); }
   }));
   window.addEventListener("hashchange", read);
   window.addEventListener("resize", draw);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
-  if (data.left_out) said.textContent = data.left_out.toLocaleString("en") + " of the shortest ops are left out.";
+  if (data.left_out) opNote.textContent = data.left_out.toLocaleString("en") + " of the shortest ops are left out.";
   choose(0);
   read();
 })();

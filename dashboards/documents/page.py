@@ -47,13 +47,13 @@ _CLASS = {
 def page(report: Report, lanes: WorkerLanes | None = None, *, gpu_hour: float | None = None) -> str:
     """The whole page. `lanes`: of a pipeline, to show its slowest steps op by op. `gpu_hour`: as for the terminal."""
     name = report_html.plain(short(report.name))
-    shown, every = report.overview, report.tables_of_sections
-    folded = f"<details><summary>All tables</summary>{report_html.sections(every)}</details>" if every != shown else ""
+    brief, full = report.overview, report.tables_of_sections
+    folded = f"<details><summary>All tables</summary>{report_html.sections(full)}</details>" if full != brief else ""
     return (
         f'{BEGINNING}<html lang="en" class="tracekit">{head(name)}<body><main>'
         f"<header><h1><bdi>{name}</bdi></h1><p>{report_html.plain(report.job.sizes)}</p></header>"
         f"{report_html.answer_of(report, gpu_hour=gpu_hour)}{report_html.pair(report) if report.by_worker else ''}"
-        f"{report_html.sections((*report.pictures, *tables(report), *shown))}{folded}"
+        f"{report_html.sections((*report.pictures, *tables(report), *brief))}{folded}"
         f"{_FOOTER if lanes is None else _timeline(report, lanes)}</body></html>\n"
     )
 
@@ -101,26 +101,26 @@ def worst_steps(report: Report, lanes: WorkerLanes) -> dict[str, Any]:
     order = np.argsort(-attribution.recorded, kind="stable")
     order = order[np.isin(attribution.steps[order], replay.graph.steps)][:MOST_STEPS]
     steps = [step_ops(replay.only_steps([step])) for step in attribution.steps[order].tolist()]
-    of_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
-    workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(of_worker, 1))))
+    spans_per_worker = len(_REPLAYS) * sum(len(ops.kind) // ops.workers for ops in steps)
+    workers = workers_that_matter(report, min(MOST_WORKERS, max(1, MOST_SPANS // max(spans_per_worker, 1))))
     grid = report.worker_grid()
     budget = MOST_SPANS // (len(steps) * len(_REPLAYS))
-    left_out, drawn = 0, []
+    left_out, step_spans = 0, []
     for ops, position in zip(steps, order, strict=True):
         row = _rows(ops, workers)
-        shown = np.flatnonzero(row >= 0)
-        left_out += max(len(shown) - budget, 0)
-        shown = shown[np.argsort(-ops.duration[Replay.RECORDED][shown], kind="stable")[:budget]]
+        indices = np.flatnonzero(row >= 0)
+        left_out += max(len(indices) - budget, 0)
+        indices = indices[np.argsort(-ops.duration[Replay.RECORDED][indices], kind="stable")[:budget]]
         times = {
             "recorded_us": int(_us(attribution.recorded[position])),
             "ideal_us": int(_us(attribution.ideal[position])),
         }
-        spans = {str(replay): _spans(ops, row, shown, replay) for replay in _REPLAYS}
-        drawn.append({"step": ops.step, **times, **spans})
+        spans = {str(replay): _spans(ops, row, indices, replay) for replay in _REPLAYS}
+        step_spans.append({"step": ops.step, **times, **spans})
     return {
         "kinds": [{"name": kind, "class": _CLASS.get(kind, _OTHER)} for kind in KINDS],
         "workers": [_worker(grid.rows[worker]) for worker in workers],
-        "steps": drawn,
+        "steps": step_spans,
         "left_out": left_out,
     }
 
@@ -132,9 +132,9 @@ def _rows(ops: StepOps, workers: list[Worker]) -> Ints:
     return np.repeat([rows.get(place, -1) for place in places], np.diff(ops.first))
 
 
-def _spans(ops: StepOps, row: Ints, shown: Ints, replay: Replay) -> list[int]:
+def _spans(ops: StepOps, row: Ints, indices: Ints, replay: Replay) -> list[int]:
     columns = row, ops.kind, _us(ops.start[replay]), _us(ops.duration[replay])
-    flat: list[int] = np.column_stack([column[shown] for column in columns]).ravel().tolist()
+    flat: list[int] = np.column_stack([column[indices] for column in columns]).ravel().tolist()
     return flat
 
 

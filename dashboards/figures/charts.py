@@ -62,55 +62,55 @@ def worker_heatmap(
     pooled = pool(values, *blocks_that_fit(*values.shape))
     rows, columns = pooled.values.shape
     cells = rows * columns
-    named = bool(workers.hosts) and cells <= NAMED_CELLS
+    has_hosts = bool(workers.hosts) and cells <= NAMED_CELLS
     height = int(np.clip(44 * rows + 70, 170, TALLEST_MAP_PX))
-    drawn = figure(theme, height=height, x="stage", y="DP rank")
-    drawn.add_heatmap(
+    fig = figure(theme, height=height, x="stage", y="DP rank")
+    fig.add_heatmap(
         z=lost_alone(pooled.values).astype(np.float32),
-        customdata=_who(workers, pooled),
+        customdata=_identities(workers, pooled),
         **slowdown_scale(theme),
-        hovertemplate=_hover(workers, pooled, named=named),
+        hovertemplate=_hover(workers, pooled, has_hosts=has_hosts),
         hoverongaps=False,
         xgap=2 if cells <= FEW_CELLS else 0,
         ygap=2 if cells <= FEW_CELLS else 0,
         **({"texttemplate": "%{z:.0%}"} if cells <= FEW_CELLS else {}),
-        **({"text": _hosts(workers, pooled)} if named else {}),
+        **({"text": _hosts(workers, pooled)} if has_hosts else {}),
     )
-    _outline(drawn, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
+    _outline(fig, [_place(workers, pooled, cell) for cell in marked], theme.outline, 2, height)
     if chosen is not None:
-        _outline(drawn, [_place(workers, pooled, chosen)], theme.text, 3, height)
+        _outline(fig, [_place(workers, pooled, chosen)], theme.text, 3, height)
     if dotted:
-        aside = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
-        places = [(column - aside, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
-        _markers(drawn, places, {"symbol": "circle", "size": 7, "color": theme.outline})
+        shift = 0.4 if cells <= FEW_CELLS else 0.0  # of the figure in the cell
+        places = [(column - shift, row) for column, row in (_place(workers, pooled, cell) for cell in dotted)]
+        _markers(fig, places, {"symbol": "circle", "size": 7, "color": theme.outline})
     if len(boxed):
         (west, north), (east, south) = (_place(workers, pooled, int(cell)) for cell in (boxed[0], boxed[-1]))
         corners = {"x0": west - 0.5, "x1": east + 0.5, "y0": north - 0.5, "y1": south + 0.5}
-        drawn.add_shape(type="rect", line={"color": theme.text, "width": 3}, **corners)
+        fig.add_shape(type="rect", line={"color": theme.text, "width": 3}, **corners)
     stages = np.arange(workers.stages)[:: pooled.column_block]
-    drawn.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
-    drawn.update_yaxes(axis(workers.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
-    drawn.update_layout(uirevision="map")  # playing the steps keeps the zoom
-    return drawn
+    fig.update_xaxes(axis(stages, TICKS, showgrid=False, constrain="domain"))
+    fig.update_yaxes(axis(workers.dp_ranks[:: pooled.row_block], TICKS, down=True, showgrid=False))
+    fig.update_layout(uirevision="map")  # playing the steps keeps the zoom
+    return fig
 
 
 def worker_over_steps(
     workers: WorkerMap, cell: int, theme: Theme, *, moments: Sequence[str], position: int | None = None
 ) -> go.Figure:
-    """What one worker alone costs of each step, in front of the band that contains nine in ten of the others.
+    """The share of each step that one worker alone costs, in front of the band that contains nine in ten of the others.
 
     `moments`: when each step was. `position`: of the marked step.
     """
-    everyone = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
-    own, others = everyone[:, cell], np.delete(everyone, cell, axis=1)
+    lost = lost_alone(workers.per_step.reshape(len(workers.steps), -1))
+    own_lost, others = lost[:, cell], np.delete(lost, cell, axis=1)
     across = np.arange(len(workers.steps))
-    drawn = figure(theme, height=230, x="step", y="share of a step", legend=True)
+    fig = figure(theme, height=230, x="step", y="share of a step", legend=True)
     if others.size:
         filled = np.where(np.isnan(others), 0.0, others)
         low, high = np.quantile(filled, (0.05, 0.95), axis=1)
         line = {"width": 0, "color": theme.dimmed}
-        drawn.add_scatter(x=across, y=low, mode="lines", line=line, hoverinfo="skip", showlegend=False)
-        drawn.add_scatter(
+        fig.add_scatter(x=across, y=low, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+        fig.add_scatter(
             x=across,
             y=high,
             mode="lines",
@@ -119,10 +119,10 @@ def worker_over_steps(
             hoverinfo="skip",
             name="nine in ten of the others",
         )
-    drawn.add_scatter(
+    fig.add_scatter(
         x=across,
-        y=own,
-        mode=markers(len(own)),
+        y=own_lost,
+        mode=markers(len(own_lost)),
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
         customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
@@ -130,13 +130,13 @@ def worker_over_steps(
         name="this worker",
     )
     if position is not None:
-        drawn.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
-    drawn.update_yaxes(tickformat=".0%")
-    step_axis(drawn, workers.steps)
-    return drawn
+        fig.add_vline(x=position, line={"color": theme.text, "width": 1, "dash": "dot"})
+    fig.update_yaxes(tickformat=".0%")
+    step_axis(fig, workers.steps)
+    return fig
 
 
-def _who(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
+def _identities(workers: WorkerMap, pooled: Pooled) -> np.ndarray:
     """dp_rank, pp_rank and global rank of the worker behind each cell, [rows, columns, 3]."""
     ranks = workers.rank[pooled.row, pooled.column]
     return np.stack([workers.dp_ranks[pooled.row], pooled.column, ranks], axis=2).astype(np.int32)
@@ -148,16 +148,16 @@ def _hosts(workers: WorkerMap, pooled: Pooled) -> list[list[str]]:
     return rows
 
 
-def _hover(workers: WorkerMap, pooled: Pooled, *, named: bool) -> str:
+def _hover(workers: WorkerMap, pooled: Pooled, *, has_hosts: bool) -> str:
     size = pooled.row_block * pooled.column_block
     worst = f"the worst of {size} workers: " if size > 1 else ""
     rank = "" if (workers.rank == UNKNOWN).any() else "rank %{customdata[2]}"
-    host = "%{text}" if named else ""
+    host = "%{text}" if has_hosts else ""
     if rank and host:
         host = f" on {host}"
-    who = f"{rank}{host}<br>" if rank or host else ""
+    rank_and_host = f"{rank}{host}<br>" if rank or host else ""
     place = "dp %{customdata[0]}, stage %{customdata[1]}"
-    return f"{worst}{who}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
+    return f"{worst}{rank_and_host}{place}<br>alone costs %{{z:.1%}} of a step<extra></extra>"
 
 
 def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
@@ -165,20 +165,20 @@ def _place(workers: WorkerMap, pooled: Pooled, cell: int) -> tuple[int, int]:
     return stage // pooled.column_block, row // pooled.row_block
 
 
-def _outline(drawn: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:
-    heat = drawn.data[0].z
+def _outline(fig: go.Figure, places: Sequence[tuple[int, int]], colour: str, width: int, height: int) -> None:
+    heat = fig.data[0].z
     large = min(PANEL_WIDTH_PX / heat.shape[1], (height - 70) / heat.shape[0]) >= LARGE_CELL_PX
     if not large:
         ring = {"symbol": "square-open", "size": 12 + width, "color": colour, "line": {"width": width}}
-        _markers(drawn, places, ring)
+        _markers(fig, places, ring)
         return
     for column, row in places:
         box = {"x0": column - 0.5, "x1": column + 0.5, "y0": row - 0.5, "y1": row + 0.5}
-        drawn.add_shape(type="rect", line={"color": colour, "width": width}, **box)
+        fig.add_shape(type="rect", line={"color": colour, "width": width}, **box)
 
 
-def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict[str, object]) -> None:
-    drawn.add_scatter(
+def _markers(fig: go.Figure, places: Sequence[tuple[float, int]], marker: dict[str, object]) -> None:
+    fig.add_scatter(
         x=[column for column, _ in places],
         y=[row for _, row in places],
         mode="markers",
@@ -191,10 +191,10 @@ def _markers(drawn: go.Figure, places: Sequence[tuple[float, int]], marker: dict
 def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> go.Figure:
     """Recorded and ideal time of each step, seconds. `moments`: when each step was, one per row of `by_step`."""
     steps = by_step["step"].to_numpy()
-    drawn = figure(theme, height=240, x="step", y="seconds", legend=True)
+    fig = figure(theme, height=240, x="step", y="seconds", legend=True)
     customdata = list(zip(steps.tolist(), moments, strict=True))
     for name in ("recorded", "ideal"):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=np.arange(len(steps)),
             y=by_step[f"{name}_s"].to_numpy(),
             name=name,
@@ -204,114 +204,114 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
             customdata=customdata,
             hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
         )
-    drawn.update_yaxes(rangemode="tozero")
-    step_axis(drawn, steps)
-    drawn.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
-    return drawn
+    fig.update_yaxes(rangemode="tozero")
+    step_axis(fig, steps)
+    fig.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
+    return fig
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:
-    """What workers (down) alone cost of each step (across). `cells`: the workers to show, by flat cell number."""
-    everyone = workers.per_step.reshape(len(workers.steps), -1).T
-    shown = np.array(cells)
-    column_block = max(1, -(-len(workers.steps) * len(shown) // MOST_CELLS))
-    pooled = pool(everyone[shown], 1, column_block)
+    """The share of each step (across) that workers (down) alone cost. `cells`: flat cell numbers of these workers."""
+    per_worker = workers.per_step.reshape(len(workers.steps), -1).T
+    numbers = np.array(cells)
+    column_block = max(1, -(-len(workers.steps) * len(numbers) // MOST_CELLS))
+    pooled = pool(per_worker[numbers], 1, column_block)
     rows, columns = pooled.values.shape
-    behind = shown[pooled.row]
-    ranks = workers.rank.ravel()[behind]
-    dp_rank, stage = workers.dp_ranks[behind // workers.stages], behind % workers.stages
+    cell_numbers = numbers[pooled.row]
+    ranks = workers.rank.ravel()[cell_numbers]
+    dp_rank, stage = workers.dp_ranks[cell_numbers // workers.stages], cell_numbers % workers.stages
     customdata = np.stack([workers.steps[pooled.column], dp_rank, stage, ranks], axis=2).astype(np.int32)
     ranked = not (workers.rank == UNKNOWN).any()
     place = "dp %{customdata[1]}, stage %{customdata[2]}"
-    who = f"rank %{{customdata[3]}} ({place})" if ranked else place
+    worker_text = f"rank %{{customdata[3]}} ({place})" if ranked else place
     height = int(np.clip(18 * rows + 80, LOWEST_MAP, 640))
-    drawn = figure(theme, height=height, x="step", y="" if ranked else "worker")
+    fig = figure(theme, height=height, x="step", y="" if ranked else "worker")
     several = "the worst here: " if column_block > 1 else ""
-    drawn.add_heatmap(
+    fig.add_heatmap(
         z=lost_alone(pooled.values).astype(np.float32),
         customdata=customdata,
         **slowdown_scale(theme),
-        hovertemplate=f"{several}step %{{customdata[0]}}, {who}: alone costs %{{z:.1%}}<extra></extra>",
+        hovertemplate=f"{several}step %{{customdata[0]}}, {worker_text}: alone costs %{{z:.1%}}<extra></extra>",
         hoverongaps=False,
         xgap=1 if columns <= 100 else 0,
         ygap=1 if rows <= 60 else 0,
     )
     labels = [workers.label(cell) for cell in cells]
-    drawn.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
-    step_axis(drawn, workers.steps, column_block, showgrid=False)
-    return drawn
+    fig.update_yaxes(axis(labels, 40, down=True, showgrid=False, tickfont={"size": 11}))
+    step_axis(fig, workers.steps, column_block, showgrid=False)
+    return fig
 
 
 _ROW_PX, _HEAD_PX, _TALLEST_PX, _SERIES_PX = 24, 110, 640, 220
 #: Rows and columns of a grid that have their names on the axis.
 _MOST_NAMED = 24
-#: A timeline from so many seconds on is not drawn in milliseconds.
+#: Seconds from which on a timeline is in seconds instead of milliseconds.
 _LONG_S = 10.0
 #: Pixels of a row of many, and how many these are.
 _THIN_PX, _MANY_ROWS = 3, 64
 
 
-def picture(drawn: Picture, theme: Theme) -> go.Figure:
+def picture(section: Picture, theme: Theme) -> go.Figure:
     """A picture of any shape."""
-    match drawn:
+    match section:
         case ShareGrid():
-            return grid(drawn, theme)
+            return grid(section, theme)
         case Series():
-            return series(drawn, theme)
+            return series(section, theme)
         case BarTimeline():
-            return timeline(drawn, theme)
+            return timeline(section, theme)
         case _:
-            assert_never(drawn)
+            assert_never(section)
 
 
-def grid(drawn: ShareGrid, theme: Theme) -> go.Figure:
+def grid(grid: ShareGrid, theme: Theme) -> go.Figure:
     """A heat map in the colours of slowdown."""
-    height = min(70 + _ROW_PX * len(drawn.rows), _TALLEST_PX)
-    shown = figure(theme, height=height, x=drawn.across, y=drawn.down)
-    shown.add_heatmap(
-        z=np.array(drawn.values),
-        customdata=[[[row, column] for column in drawn.columns] for row in drawn.rows],
-        hovertemplate=f"{drawn.down} %{{customdata[0]}}, {drawn.across} %{{customdata[1]}}: %{{z:+.0%}} {drawn.unit}"
+    height = min(70 + _ROW_PX * len(grid.rows), _TALLEST_PX)
+    fig = figure(theme, height=height, x=grid.across, y=grid.down)
+    fig.add_heatmap(
+        z=np.array(grid.values),
+        customdata=[[[row, column] for column in grid.columns] for row in grid.rows],
+        hovertemplate=f"{grid.down} %{{customdata[0]}}, {grid.across} %{{customdata[1]}}: %{{z:+.0%}} {grid.unit}"
         "<extra></extra>",
         xgap=2,
         ygap=2,
         **slowdown_scale(theme),
     )
-    shown.update_xaxes(axis(drawn.columns, _MOST_NAMED, showgrid=False))
-    shown.update_yaxes(axis(drawn.rows, _MOST_NAMED, down=True, showgrid=False))
-    return shown
+    fig.update_xaxes(axis(grid.columns, _MOST_NAMED, showgrid=False))
+    fig.update_yaxes(axis(grid.rows, _MOST_NAMED, down=True, showgrid=False))
+    return fig
 
 
-def series(drawn: Series, theme: Theme) -> go.Figure:
+def series(series: Series, theme: Theme) -> go.Figure:
     """Lines over what is usual, or stacked bars."""
-    shown = figure(theme, height=_SERIES_PX, x=drawn.axis, y=drawn.unit, legend=True)
-    if drawn.usual is not None:
-        beside = {"x": drawn.places, "mode": "lines", "line": {"color": theme.dimmed, "width": 0}, "hoverinfo": "skip"}
-        shown.add_scatter(**beside, y=drawn.usual.low, name="", showlegend=False)
-        shown.add_scatter(**beside, y=drawn.usual.high, name=drawn.usual.name, fill="tonexty")
-    for line, colour in ((line, _colours(theme)[line.tone]) for line in drawn.lines):
-        words = f"%{{x:.4g}}, {line.name}: %{{y:.4g}} {drawn.unit}<extra></extra>"
-        named = {"x": drawn.places, "y": line.values, "name": line.name, "hovertemplate": words}
-        if drawn.stacked:
-            shown.add_bar(**named, marker={"color": colour, "line": {"width": 0}})
+    fig = figure(theme, height=_SERIES_PX, x=series.axis, y=series.unit, legend=True)
+    if series.usual is not None:
+        band = {"x": series.places, "mode": "lines", "line": {"color": theme.dimmed, "width": 0}, "hoverinfo": "skip"}
+        fig.add_scatter(**band, y=series.usual.low, name="", showlegend=False)
+        fig.add_scatter(**band, y=series.usual.high, name=series.usual.name, fill="tonexty")
+    for line, colour in ((line, _colours(theme)[line.tone]) for line in series.lines):
+        words = f"%{{x:.4g}}, {line.name}: %{{y:.4g}} {series.unit}<extra></extra>"
+        options = {"x": series.places, "y": line.values, "name": line.name, "hovertemplate": words}
+        if series.stacked:
+            fig.add_bar(**options, marker={"color": colour, "line": {"width": 0}})
         else:
-            shown.add_scatter(**named, mode="lines", line={"color": colour, "width": 2})
-    for place in drawn.marks:
-        shown.add_vline(x=place, line={"color": theme.text, "width": 1, "dash": "dot"})
-    shown.update_layout(barmode="stack")
-    return shown
+            fig.add_scatter(**options, mode="lines", line={"color": colour, "width": 2})
+    for place in series.marks:
+        fig.add_vline(x=place, line={"color": theme.text, "width": 1, "dash": "dot"})
+    fig.update_layout(barmode="stack")
+    return fig
 
 
-def timeline(drawn: BarTimeline, theme: Theme) -> go.Figure:
+def timeline(timeline: BarTimeline, theme: Theme) -> go.Figure:
     """Bars in rows."""
-    row_px = _ROW_PX if len(drawn.rows) <= _MANY_ROWS else _THIN_PX
-    short = max((bar.end_s for bar in drawn.bars), default=0.0) < _LONG_S
+    row_px = _ROW_PX if len(timeline.rows) <= _MANY_ROWS else _THIN_PX
+    short = max((bar.end_s for bar in timeline.bars), default=0.0) < _LONG_S
     unit, per_s = ("milliseconds", 1e3) if short else ("seconds", 1.0)
-    shown = figure(theme, height=_HEAD_PX + row_px * len(drawn.rows), x=f"{unit} {drawn.axis}", legend=True)
-    for number, what in enumerate(drawn.legend):
-        bars = [bar for bar in drawn.bars if bar.what == number]
+    fig = figure(theme, height=_HEAD_PX + row_px * len(timeline.rows), x=f"{unit} {timeline.axis}", legend=True)
+    for number, what in enumerate(timeline.legend):
+        bars = [bar for bar in timeline.bars if bar.what == number]
         if bars:
-            shown.add_bar(
+            fig.add_bar(
                 orientation="h",
                 base=[bar.start_s * per_s for bar in bars],
                 x=[(bar.end_s - bar.start_s) * per_s for bar in bars],
@@ -322,10 +322,10 @@ def timeline(drawn: BarTimeline, theme: Theme) -> go.Figure:
                 hovertemplate="%{text}<extra></extra>",
                 name=what.name,
             )
-    shown.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
-    shown.update_yaxes(axis(drawn.rows, len(drawn.rows), down=True, showgrid=False))
-    shown.update_xaxes(rangemode="tozero")
-    return shown
+    fig.update_layout(barmode="overlay", bargap=0.2, hovermode="closest")
+    fig.update_yaxes(axis(timeline.rows, len(timeline.rows), down=True, showgrid=False))
+    fig.update_xaxes(rangemode="tozero")
+    return fig
 
 
 def _colours(theme: Theme) -> tuple[str, ...]:
@@ -337,16 +337,16 @@ def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
     """The fastest plans by memory or, if that is unknown, by microbatches; the plan in use; the bound."""
     plans: Sequence[FrontPlan | OptimizedPlan] = optimum.front or sorted(optimum.plans, key=_across)
     memory = optimum.now.memory_gb is not None
-    drawn = figure(theme, x="memory of the fullest stage, GB" if memory else "microbatches", y="step, ms", legend=True)
+    fig = figure(theme, x="memory of the fullest stage, GB" if memory else "microbatches", y="step, ms", legend=True)
     bound_s = min(plan.bound_s for plan in optimum.plans)
-    now = optimum.now
-    ends = [_across(plan) for plan in (*plans, now)]
+    current = optimum.now
+    ends = [_across(plan) for plan in (*plans, current)]
     for name, points, mode, colour in (
-        ("fastest plans", [(_across(plan), plan.step_time_s, _words(plan)) for plan in plans], "markers", theme.ideal),
-        ("plan in use", [(_across(now), now.step_time_s, _words(now))], "markers", theme.recorded),
+        ("fastest plans", [(_across(plan), plan.step_time_s, _label(plan)) for plan in plans], "markers", theme.ideal),
+        ("plan in use", [(_across(current), current.step_time_s, _label(current))], "markers", theme.recorded),
         ("bound", [(end, bound_s, "no plan is faster") for end in (min(ends), max(ends))], "lines", theme.dimmed),
     ):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=[x for x, _, _ in points],
             y=[step_s * 1e3 for _, step_s, _ in points],
             text=[words for _, _, words in points],
@@ -356,14 +356,14 @@ def plan_front(optimum: Optimum, theme: Theme) -> go.Figure:
             hovertemplate="%{text}<br>%{y:.1f} ms<extra></extra>",
             name=name,
         )
-    return drawn
+    return fig
 
 
 def _across(plan: FrontPlan | OptimizedPlan) -> float:
     return float(plan.microbatches) if plan.memory_gb is None else plan.memory_gb
 
 
-def _words(plan: FrontPlan | OptimizedPlan) -> str:
+def _label(plan: FrontPlan | OptimizedPlan) -> str:
     return f"{','.join(map(str, plan.split))}, {plan.schedule}, {plan.microbatches} microbatches"
 
 
@@ -392,22 +392,22 @@ def axis(names: Sequence[Any] | npt.NDArray[Any], most: int, *, down: bool = Fal
     ends = [-0.5, len(names) - 0.5]
     return {
         "tickvals": ticks,
-        "ticktext": [str(names[at]) for at in ticks],
+        "ticktext": [str(names[index]) for index in ticks],
         "range": ends[::-1] if down else ends,
         "zeroline": False,
         **more,
     }
 
 
-def step_axis(drawn: go.Figure, steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> None:
+def step_axis(fig: go.Figure, steps: npt.NDArray[np.int64], block: int = 1, **more: Any) -> None:
     """Put steps side by side in order, labelled with their numbers: traces have gaps between windows of steps.
 
     `block`: number of steps that share one position; the first of them is its label. The charts of a page of the
     dashboard that have steps share range and cursor (assets/chart_view.js).
     """
-    shown = steps[::block]
-    drawn.update_xaxes(axis(shown, STEP_TICKS, **more))
-    drawn.update_layout(meta={"axis": "steps", "at": shown.tolist()})
+    ticks = steps[::block]
+    fig.update_xaxes(axis(ticks, STEP_TICKS, **more))
+    fig.update_layout(meta={"axis": "steps", "at": ticks.tolist()})
 
 
 def markers(count: int) -> str:

@@ -107,16 +107,16 @@ class StreamOps(StepOps):
         ops = table["seq"].to_numpy()
         return table.select(
             rank="dp_rank",
-            on=pl.Series([self.lanes[one] for one in self.lane[ops]], dtype=pl.String),
+            on=pl.Series([self.lanes[lane] for lane in self.lane[ops]], dtype=pl.String),
             kind=self.frame["kind"].gather(ops),
-            op=pl.Series([self.names[one] for one in self.name[ops]], dtype=pl.String),
+            op=pl.Series([self.names[number] for number in self.name[ops]], dtype=pl.String),
             seq="seq",
             start_s="start_s",
             duration_s="duration_s",
         )
 
     def facts(self, op: int) -> list[list[str]]:
-        """What is known of an op: label and value."""
+        """The facts about an op: label and value."""
         row = self.frame.row(op, named=True)
         rows = [
             ["role", self.who(row["rank"])] if self.roles else ["rank", str(row["rank"])],
@@ -128,8 +128,8 @@ class StreamOps(StepOps):
         for name, key in (("operator", "operator"), ("line", "own"), ("inputs", "inputs"), ("bytes", "bytes")):
             if row.get(key) is not None:
                 rows.append([name, cut(printable(f"{row[key]:,}" if key == "bytes" else row[key]), _LONGEST)])
-        done = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]
-        return [*rows, *([seconds(spent), self.whats[what]] for spent, what in done if what < len(self.whats))]
+        activities = sorted(zip(row.get("did_s") or (), row.get("did") or (), strict=True), reverse=True)[:_MOST_DONE]
+        return [*rows, *([seconds(spent), self.whats[what]] for spent, what in activities if what < len(self.whats))]
 
 
 def lane_ops(trace: OpTrace, step: int) -> StreamOps:
@@ -138,14 +138,14 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
 
     recorded, rl = Kept.read(trace.metadata), trace.metadata.get(POST_TRAINING)
     engines = rl.get("engines", ()) if isinstance(rl, dict) else ()
-    whats = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
+    reasons = [what.name or what.reason for what in recorded.whats] if recorded is not None else []
     frame = trace.ops.filter(step=step) if "step" in trace.ops.columns else trace.ops
     columns = {name: pl.lit(None, pl.String).alias(name) for name in ("kind", "stream", "name")}
-    frame = frame.with_columns(one for name, one in columns.items() if name not in frame.columns)
+    frame = frame.with_columns(values for name, values in columns.items() if name not in frame.columns)
     frame = frame.filter(pl.col("stream").is_not_null() | ~pl.col("stream").is_not_null().any())
     frame = frame.with_columns(pl.col("kind").cast(pl.String).fill_null("op")).sort("rank", "start")
     lane, lanes = _numbered(frame["stream"].cast(pl.String).fill_null(frame["kind"]))
-    name, names = _numbered(_names(frame, whats))
+    name, names = _numbered(_names(frame, reasons))
     kind, kinds = _numbered(frame["kind"])
     rank, first = np.unique(frame["rank"].to_numpy().astype(np.int64), return_index=True)
     none, duration = np.full(frame.height, -1, np.int32), frame["duration"].to_numpy().astype(np.float32)
@@ -168,19 +168,19 @@ def lane_ops(trace: OpTrace, step: int) -> StreamOps:
         lane=lane,
         lanes=lanes,
         name=name.astype(np.int32),
-        names=tuple(cut(printable(one), _LONGEST) for one in names),
-        level=np.array([_level(one, at, rl=bool(rl)) for at, one in enumerate(kinds)], np.int64)[kind],
+        names=tuple(cut(printable(op_name), _LONGEST) for op_name in names),
+        level=np.array([_level(kind_name, i, rl=bool(rl)) for i, kind_name in enumerate(kinds)], np.int64)[kind],
         frame=frame,
-        whats=tuple(cut(printable(one), _LONGEST) for one in whats),
-        roles=("phases", *(cut(printable(one), _LONGEST) for one in engines)) if rl else (),
+        whats=tuple(cut(printable(text), _LONGEST) for text in reasons),
+        roles=("phases", *(cut(printable(engine), _LONGEST) for engine in engines)) if rl else (),
     )
 
 
 def _numbered(values: pl.Series) -> tuple[Ints, tuple[str, ...]]:
     """A number for each value, and the values in the order of these: GPU streams before threads, 7 before 20."""
-    every = values.unique().to_list()
-    every.sort(key=lambda value: ("thread" in value, len(value), value))
-    return values.replace_strict(every, range(len(every)), return_dtype=pl.Int64).to_numpy(), tuple(every)
+    texts = values.unique().to_list()
+    texts.sort(key=lambda value: ("thread" in value, len(value), value))
+    return values.replace_strict(texts, range(len(texts)), return_dtype=pl.Int64).to_numpy(), tuple(texts)
 
 
 def _meetings(frame: pl.DataFrame) -> Ints:
@@ -190,13 +190,13 @@ def _meetings(frame: pl.DataFrame) -> Ints:
     return frame["rendezvous"].rank("dense").cast(pl.Int64).fill_null(-1).to_numpy()
 
 
-def _names(frame: pl.DataFrame, whats: list[str]) -> pl.Series:
-    """What each op is called: host work by what takes longest in it."""
-    own = frame["name"].cast(pl.String).fill_null(frame["kind"])
-    if not {"did", "did_s"} <= set(frame.columns) or not whats:
-        return own
+def _names(frame: pl.DataFrame, reasons: list[str]) -> pl.Series:
+    """The name of each op: for host work, its longest part."""
+    names = frame["name"].cast(pl.String).fill_null(frame["kind"])
+    if not {"did", "did_s"} <= set(frame.columns) or not reasons:
+        return names
     longest = frame.select(pl.col("did").list.get(pl.col("did_s").list.arg_max(), null_on_oob=True)).to_series()
-    return pl.Series(whats).gather(longest.set(longest >= len(whats), None)).fill_null(own)
+    return pl.Series(reasons).gather(longest.set(longest >= len(reasons), None)).fill_null(names)
 
 
 def _level(kind: str, number: int, *, rl: bool) -> int:

@@ -75,10 +75,10 @@ class Plots:
 
         workers = self._map()
         position = None if step is None else self._position(step)
-        named = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
-        cells = [cell for worker in sorted(named) if (cell := workers.cell(worker)) is not None]
+        culprits = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
+        cells = [cell for worker in sorted(culprits) if (cell := workers.cell(worker)) is not None]
         when = "" if step is None else f", step {step}"
-        return self._titled(
+        return self._with_title(
             worker_heatmap(workers, position, colours, marked=cells), f"what each worker alone costs of a step{when}"
         )
 
@@ -89,7 +89,7 @@ class Plots:
 
         by_step = self.report.table("by_step")
         moments = ["" if lost_s is None else f"{seconds(lost_s)} lost" for lost_s in by_step["lost_s"]]
-        return self._titled(step_times(by_step, moments, colours), "time of each step")
+        return self._with_title(step_times(by_step, moments, colours), "time of each step")
 
     def timeline(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The ops of one step, recorded above ideal, of the workers that matter most; by default the slowest step.
@@ -115,11 +115,11 @@ class Plots:
             row, column = points.point_inds[0]
             dp_rank, pp_rank = (int(rank) for rank in cells.data[0].customdata[row][column][:2])
             pipeline = [Worker(dp_rank, stage) for stage in range(self.lanes.attribution.stages) if stage != pp_rank]
-            drawn = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
+            fig = self._timeline(step, [Worker(dp_rank, pp_rank), *pipeline], colours)
             with below.batch_update():
                 below.data = []
-                below.add_traces(drawn.data)
-                below.layout = drawn.layout
+                below.add_traces(fig.data)
+                below.layout = fig.layout
 
         cells.data[0].on_click(show)
         return import_module("ipywidgets").VBox([cells, below])
@@ -133,9 +133,9 @@ class Plots:
             Worker(int(dp), int(pp)): place for place, (dp, pp) in enumerate(zip(ops.dp_rank, ops.pp_rank, strict=True))
         }
         rows = [places[worker] for worker in workers if worker in places]
-        shown = workers_that_fit(ops, np.array(rows, np.int64))
-        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in shown]
-        return self._titled(timeline(ops, shown, names, colours), f"step {ops.step}, recorded above ideal")
+        visible = workers_that_fit(ops, np.array(rows, np.int64))
+        names = [self._name(Worker(int(ops.dp_rank[place]), int(ops.pp_rank[place]))) for place in visible]
+        return self._with_title(timeline(ops, visible, names, colours), f"step {ops.step}, recorded above ideal")
 
     def critical_path(self, step: int | None = None, *, theme: str = "light") -> go.Figure:
         """The chain of ops, across workers, that determines how long a recorded step takes; by default, the slowest.
@@ -149,9 +149,9 @@ class Plots:
         replay = self.lanes.replay.only_steps([number])
         ops = step_ops(replay)
         path = path_spans(replay, ops, Replay.RECORDED)
-        shown, row = np.unique(path.worker, return_inverse=True)
-        names = [self._name(Worker(int(ops.dp_rank[at]), int(ops.pp_rank[at]))) for at in shown]
-        return self._titled(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
+        workers, row = np.unique(path.worker, return_inverse=True)
+        names = [self._name(Worker(int(ops.dp_rank[index]), int(ops.pp_rank[index]))) for index in workers]
+        return self._with_title(critical_path(ops, path, row, names, colours), f"critical path of step {number}")
 
     def pipeline(self, step: int | None = None, *schedules: str, theme: str = "light") -> go.Figure:
         """The stages of one step, what each computes and waits for; below, the same work under other schedules.
@@ -164,15 +164,15 @@ class Plots:
         from tracekit.dashboards.figures.charts import timeline
 
         number = self._step(step)
-        drawn = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
-        return self._titled(timeline(drawn, colours), f"stages of step {number}")
+        fig = timeline_of("", draw_step(self.lanes.replay, number, schedules=schedules), ())
+        return self._with_title(timeline(fig, colours), f"stages of step {number}")
 
-    def _titled(self, drawn: go.Figure, title: str) -> go.Figure:
+    def _with_title(self, fig: go.Figure, title: str) -> go.Figure:
         """The figure under the name of the job and this title, with room for both above its legend."""
         text = escape(f"{short(self.report.name)}: {title}")
         top = {"text": text, "font_size": 15, "x": 0.01, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 6}}
-        room = {"margin_t": drawn.layout.margin.t + _TITLE_PX, "height": drawn.layout.height + _TITLE_PX}
-        return drawn.update_layout(title=top, **room)
+        room = {"margin_t": fig.layout.margin.t + _TITLE_PX, "height": fig.layout.height + _TITLE_PX}
+        return fig.update_layout(title=top, **room)
 
     def _map(self) -> WorkerMap:
         attribution, coverage = self.lanes.attribution, self.report.coverage

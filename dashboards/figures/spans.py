@@ -83,7 +83,8 @@ def spans(ops: StepOps, workers: Ints, lines: Sequence[Line], window: Window | N
     chosen = _ops_of(ops, workers)
     rows = np.arange(len(workers)) if rows is None else rows
     position = np.repeat(rows, ops.first[workers + 1] - ops.first[workers])
-    parts = [_part(ops, chosen, position, lines, replay, window) for replay in dict.fromkeys(x.replay for x in lines)]
+    replays = dict.fromkeys(line.replay for line in lines)
+    parts = [_columns(ops, chosen, position, lines, replay, window) for replay in replays]
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     columns["covers"] = columns["duration"].astype(np.float64)
     if window is not None:
@@ -108,7 +109,7 @@ def _ops_of(ops: StepOps, workers: Ints) -> Ints:
     return chosen
 
 
-def _part(
+def _columns(
     ops: StepOps, chosen: Ints, position: Ints, lines: Sequence[Line], replay: Replay, window: Window | None
 ) -> dict[str, npt.NDArray[Any]]:
     """The spans of one replay as columns, with their track."""
@@ -121,17 +122,17 @@ def _part(
     if window is not None:
         start = ops.start[replay][chosen]
         wanted &= (start <= window.end_s) & (start + ops.duration[replay][chosen] >= window.start_s)
-    drawn = chosen[wanted]
-    kind, duration = ops.kind[drawn], ops.duration[replay][drawn]
-    wait = np.clip(duration - ops.cost[replay][drawn], 0.0, duration)
+    boxed = chosen[wanted]
+    kind, duration = ops.kind[boxed], ops.duration[replay][boxed]
+    wait = np.clip(duration - ops.cost[replay][boxed], 0.0, duration)
     return {
         "track": position[wanted] * len(lines) + line_of_op[wanted],
-        "start": ops.start[replay][drawn],
+        "start": ops.start[replay][boxed],
         "duration": duration,
         "wait": np.where(_COMMUNICATES[kind], wait, np.float32(0.0)),
-        "ratio": ops.ratios(drawn, replay),
-        "seq": ops.seq[drawn],
-        "microbatch": ops.microbatch[drawn],
+        "ratio": ops.ratios(boxed, replay),
+        "seq": ops.seq[boxed],
+        "microbatch": ops.microbatch[boxed],
         "kind": kind,
     }
 
@@ -259,7 +260,7 @@ def slowest(
 
 
 class Replay(StrEnum):
-    """Which times: the recording, its replay without launch delays, or the ideal."""
+    """The times of ops: recorded, replayed without launch delays, or ideal."""
 
     RECORDED = "recorded"
     ORIGINAL = "original"
@@ -325,7 +326,7 @@ class StepOps:
         return _STREAM_OF_KIND[self.kind[ops]]
 
     def computes(self, ops: Ints) -> npt.NDArray[np.bool_]:
-        """Which ops the overview shows."""
+        """Whether the overview shows each op, [ops]."""
         return np.asarray(self.stream(ops) == _COMPUTE)
 
     def peers(self, ops: Ints, replay: Replay) -> Floats:
@@ -345,7 +346,7 @@ class StepOps:
         return np.searchsorted(self.first, ops, side="right") - 1
 
     def named(self, ops: Ints, words: str) -> npt.NDArray[np.bool_]:
-        """Which ops have each of these words in their name; a number can be that of the microbatch."""
+        """Whether each op has all of these words in its name, [ops]; a number also matches the microbatch."""
         matching = np.ones(len(ops), np.bool_)
         for word in words.lower().split():
             fits = np.array([word in name.lower() for name in self.op_names])[self.op_name(ops)]
@@ -373,9 +374,9 @@ class StepOps:
         """
         if (kind := KINDS[self.kind[op]]) not in _HANDED_ON:
             return np.zeros((0, 2), np.int64), np.zeros((0, 2))
-        of = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
-        of &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
-        sends, receives = (np.flatnonzero(of & (self.kind == end.code)) for end in _HANDED_ON[kind])
+        pair = self.dp_rank[self.worker_of(np.arange(len(self.kind)))] == self.dp_rank[self.worker_of(np.array([op]))]
+        pair &= (self.microbatch == self.microbatch[op]) & (self.meeting >= 0)
+        sends, receives = (np.flatnonzero(pair & (self.kind == end.code)) for end in _HANDED_ON[kind])
         _, sent, received = np.intersect1d(self.meeting[sends], self.meeting[receives], return_indices=True)
         ends = np.column_stack([sends[sent], receives[received]])
         return ends, self.start[replay][ends] + self.duration[replay][ends] * [0, 1]
@@ -417,7 +418,7 @@ def step_ops(replay: JobReplay) -> StepOps:
         },
         launch_delay=frame["launch_delay"].to_numpy().astype(np.float32),
         median=_medians(kind, recorded_cost),
-        alone=_alone(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
+        alone=_rare_kinds(kind, np.repeat(np.arange(len(begins)), np.diff(first)), pp_rank),
         meeting=frame["transfer"].to_numpy(),
     )
 
@@ -430,7 +431,7 @@ def _medians(kind: npt.NDArray[np.uint8], cost: npt.NDArray[np.float32]) -> Floa
     return median
 
 
-def _alone(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> npt.NDArray[np.bool_]:
+def _rare_kinds(kind: npt.NDArray[np.uint8], worker: Ints, stage_of_worker: Ints) -> npt.NDArray[np.bool_]:
     """Which kinds fewer than half of the workers of a stage ran, [kinds, stages]."""
     ran = np.zeros((len(KINDS), len(stage_of_worker)), np.bool_)
     ran[kind, worker] = True
@@ -470,8 +471,8 @@ def path_spans(replay: JobReplay, ops: StepOps, which: Replay) -> PathSpans:
             "op": np.arange(len(ops.kind)),
         }
     )
-    named = path.select(pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64))
-    op = named.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
-    own = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
+    names = path.select(pl.col("dp_rank", "pp_rank", "seq").cast(pl.Int64), pl.col("kind").to_physical().cast(pl.Int64))
+    op = names.join(places, on=_NAME, how="left", maintain_order="left")["op"].to_numpy()
+    own_s = np.maximum(ops.cost[which][op].astype(np.float64), 0.0)
     end = ops.start[which][op] + ops.duration[which][op]
-    return PathSpans(op, worker[op], end - own, own)
+    return PathSpans(op, worker[op], end - own_s, own_s)

@@ -63,39 +63,39 @@ class Bars:
 
 def workers_that_fit(ops: StepOps, wanted: Ints) -> Ints:
     """The first of `wanted` (indices in `ops`) whose ops fit into a figure, at least one."""
-    of_each = np.array([count(ops, wanted[at : at + 1], _lines(ops)) for at in range(len(wanted))])
-    fitting = int((np.cumsum(of_each) <= MOST_BARS).sum())
-    return np.sort(wanted[: max(fitting, 1)])
+    bar_counts = np.array([count(ops, wanted[index : index + 1], _lines(ops)) for index in range(len(wanted))])
+    limit = int((np.cumsum(bar_counts) <= MOST_BARS).sum())
+    return np.sort(wanted[: max(limit, 1)])
 
 
 def timeline(ops: StepOps, workers: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
-    """A row for each of these workers (indices in `ops`): what it did, above what it would do in the ideal job."""
+    """A row for each of these workers (indices in `ops`): its recorded ops above its ideal ones."""
     lines = _lines(ops)
     end = max(ops.end(Replay.RECORDED), ops.end(Replay.IDEAL))
-    shown = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
-    drawn = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
-    _draw(drawn, _bars_of(shown, lines, len(workers)), theme)
+    visible = spans(ops, workers, lines, Window(ops.begin(), end, _COLUMNS))
+    fig = _rows(names, theme, f"milliseconds of step {ops.step}; recorded above ideal")
+    _draw(fig, _bars_of(visible, lines, len(workers)), theme)
     for replay in (Replay.RECORDED, Replay.IDEAL):
-        drawn.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
-    return drawn
+        fig.add_vline(x=ops.end(replay) * 1e3, line={"color": getattr(theme, replay), "width": 1.5, "dash": "dot"})
+    return fig
 
 
 def critical_path(ops: StepOps, path: PathSpans, row: Ints, names: Sequence[str], theme: Theme) -> go.Figure:
     """The ops on the critical path of the recorded step, a row for each worker, with a line that follows the path.
     `row`: of each op.
     """
-    drawn = _rows(names, theme, f"milliseconds of step {ops.step}: the ops that it consists of, one after the other")
+    fig = _rows(names, theme, f"milliseconds of step {ops.step}: the ops that it consists of, one after the other")
     times = np.stack([path.start, path.start + path.duration], axis=1).ravel() * 1e3
     line = {"color": theme.text, "width": 1}
-    drawn.add_scatter(x=times, y=np.repeat(row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    fig.add_scatter(x=times, y=np.repeat(row, 2), mode="lines", line=line, hoverinfo="skip", showlegend=False)
     kind, size = ops.kind[path.op], len(row)
     ratio = path.duration / np.maximum(ops.median[kind], SHORTEST_PEER_S)
     text = [
         f"{KINDS[code]}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms{_against_peers(beyond)}"
         for code, start, length, beyond in zip(kind, path.start, path.duration, ratio, strict=True)
     ]
-    _draw(drawn, Bars(row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, ratio, text), theme)
-    return drawn
+    _draw(fig, Bars(row, np.full(size, -0.3), np.full(size, 0.6), path.start, path.duration, ratio, text), theme)
+    return fig
 
 
 def _lines(ops: StepOps) -> list[Line]:
@@ -104,42 +104,42 @@ def _lines(ops: StepOps) -> list[Line]:
 
 def _rows(names: Sequence[str], theme: Theme, x: str) -> go.Figure:
     """An empty figure with a row for each name, the first on top."""
-    drawn = figure(theme, height=_HEAD_PX + _ROW_PX * max(len(names), 2), x=x, legend=True)
-    drawn.update_layout(
+    fig = figure(theme, height=_HEAD_PX + _ROW_PX * max(len(names), 2), x=x, legend=True)
+    fig.update_layout(
         barmode="overlay",
         bargap=0,
         legend={"traceorder": "normal", "title": {"text": "time, against its peers: "}},
         hovermode="closest",
     )
-    drawn.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
-    drawn.update_xaxes(rangemode="tozero")
-    return drawn
+    fig.update_yaxes(axis([escape(name) for name in names], max(len(names), 1), down=True, showgrid=False))
+    fig.update_xaxes(rangemode="tozero")
+    return fig
 
 
-def _bars_of(shown: Spans, lines: Sequence[Line], workers: int) -> Bars:
+def _bars_of(visible: Spans, lines: Sequence[Line], workers: int) -> Bars:
     """For each span, a bar for its own cost, and one for its wait before that."""
-    track = np.repeat(np.arange(workers * len(lines)), shown.first[1:] - shown.first[:-1])
+    track = np.repeat(np.arange(workers * len(lines)), visible.first[1:] - visible.first[:-1])
     row, line = np.divmod(track, len(lines))
-    lanes = np.array([_LANES[each.replay, each.stream == _COMPUTE] for each in lines])[line]
-    duration, wait = shown.duration.astype(np.float64), shown.wait.astype(np.float64)
-    named = [f"{lines[at].replay}: {KINDS[code]}" for at, code in zip(line, shown.kind, strict=True)]
+    lanes = np.array([_LANES[drawn_line.replay, drawn_line.stream == _COMPUTE] for drawn_line in lines])[line]
+    duration, wait = visible.duration.astype(np.float64), visible.wait.astype(np.float64)
+    labels = [f"{lines[index].replay}: {KINDS[code]}" for index, code in zip(line, visible.kind, strict=True)]
     text = [
         f"{name}<br>{start * 1e3:,.2f} ms + {length * 1e3:,.2f} ms"
         + (f", {waited * 1e3:,.2f} ms of it waiting" if waited > 0 else "")
         + _against_peers(ratio)
-        for name, start, length, waited, ratio in zip(named, shown.start, duration, wait, shown.ratio, strict=True)
+        for name, start, length, waited, ratio in zip(labels, visible.start, duration, wait, visible.ratio, strict=True)
     ]
     waits = np.flatnonzero(wait > 0)
-    own = duration - wait
-    nobody = np.full(len(waits), np.nan)
+    own_s = duration - wait
+    no_ratio = np.full(len(waits), np.nan)
     return Bars(
         row=np.concatenate([row[waits], row]),
         offset=np.concatenate([lanes[waits, 0], lanes[:, 0]]),
         height=np.concatenate([lanes[waits, 1], lanes[:, 1]]),
-        start=np.concatenate([shown.start[waits], shown.start + wait]),
-        duration=np.concatenate([wait[waits], own]),
-        ratio=np.concatenate([nobody, shown.ratio.astype(np.float64)]),
-        text=[*(text[at] for at in waits.tolist()), *text],
+        start=np.concatenate([visible.start[waits], visible.start + wait]),
+        duration=np.concatenate([wait[waits], own_s]),
+        ratio=np.concatenate([no_ratio, visible.ratio.astype(np.float64)]),
+        text=[*(text[index] for index in waits.tolist()), *text],
     )
 
 
@@ -149,7 +149,7 @@ def _against_peers(ratio: float) -> str:
     return f"<br>{ratio:.2f} times what its peers take"
 
 
-def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
+def _draw(fig: go.Figure, bars: Bars, theme: Theme) -> None:
     """The bars, a trace for each class of slowness and one for waiting."""
     colours = legend(theme)
     waiting = len(colours) - 1
@@ -158,7 +158,7 @@ def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
         (bars_of_class,) = np.nonzero(group == number)
         if not len(bars_of_class):
             continue
-        drawn.add_bar(
+        fig.add_bar(
             orientation="h",
             base=bars.start[bars_of_class] * 1e3,
             x=bars.duration[bars_of_class] * 1e3,
@@ -166,7 +166,7 @@ def _draw(drawn: go.Figure, bars: Bars, theme: Theme) -> None:
             offset=bars.offset[bars_of_class],
             width=bars.height[bars_of_class],
             marker={"color": colour, "line": {"width": 0}},
-            text=[bars.text[at] for at in bars_of_class.tolist()],
+            text=[bars.text[index] for index in bars_of_class.tolist()],
             textposition="none",
             hovertemplate="%{text}<extra></extra>",
             name=name,

@@ -74,8 +74,8 @@ class WorkerMap(Struct, frozen=True, eq=False):
         """`dropped`: the (step, dp_rank) pairs that were left out of the analysis."""
         shape = per_step.shape[1:]
         where = np.searchsorted(dp_ranks, by_worker["dp_rank"].to_numpy()), by_worker["pp_rank"].to_numpy()
-        named = by_worker["host"].cast(pl.String)
-        hosts = tuple(named.drop_nulls().unique().sort())
+        host_names = by_worker["host"].cast(pl.String)
+        hosts = tuple(host_names.drop_nulls().unique().sort())
         numbers = dict(zip(hosts, range(len(hosts)), strict=True))
 
         def spread(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -92,7 +92,7 @@ class WorkerMap(Struct, frozen=True, eq=False):
             dp_ranks=dp_ranks,
             slowdown=spread(by_worker["slowdown"].to_numpy()),
             rank=spread(by_worker["rank"].cast(pl.Int64).fill_null(UNKNOWN).to_numpy()),
-            host=spread(np.array([UNKNOWN if name is None else numbers[name] for name in named])),
+            host=spread(np.array([UNKNOWN if name is None else numbers[name] for name in host_names])),
             hosts=hosts,
             steps=steps,
             per_step=without_dropped,

@@ -34,7 +34,7 @@ from tracekit.dashboards.terminal.tables import (
     slowdown_text,
     steps_line,
 )
-from tracekit.dashboards.words import fix_table, published_instead, worker_label
+from tracekit.dashboards.words import fix_table, published_difference, worker_label
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.finding import LossKind
 from tracekit.report.questions import Optimum, change_text
@@ -78,7 +78,7 @@ def print_details(report: Report, console: Console) -> None:
         console.print(Padding(labelled(_figures(report)), (0, 0, 1, 0)))
         stages = {str(row.pp_rank): row for row in report.by_pp_rank or ()}
         dp_ranks = {str(row.dp_rank): row for row in report.by_dp_rank or ()}
-        panels = [_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
+        panels = [_op_kinds(report), _sets("Stage", stages), _sets("DP rank", dp_ranks), _workers(report)]
         console.print(side_by_side(panels, console))
 
 
@@ -91,18 +91,18 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     lost = three_digits(verdict.lost_gpu_hours)
     yield "Lost", f"{lost} GPU-hours in these steps, {verdict.share:.1%} of the time"
     if report.straggling:
-        yield "Loss", _who(report)
+        yield "Loss", _location_words(report)
     figures = f"replay error {trust.replay_error or 0.0:.2%}, launch delays add {trust.discrepancy or 0.0:.1%}"
     if clamped := (trust.clamped_transfers or 0) + (trust.clamped_delays or 0):
         figures += f"; {clamped:,} transfers or delays more than 10 ms below zero taken as 0: ops overlapped"
     yield "Replay", figures
     yield "Receives", _posting(report)
-    if instead := published_instead(report):
+    if instead := published_difference(report):
         yield "Published", f"the published method says {instead}"
 
 
 def _posting(report: Report) -> str:
-    """What bounds the start of a receive, as inferred; empty if it is the published rule."""
+    """The inferred bound of the start of a receive; empty if it is the published rule."""
     posting = report.posting
     if not posting or posting.rule is Posting.SAME_DIRECTION:
         return ""
@@ -111,26 +111,26 @@ def _posting(report: Report) -> str:
     return f"posted {_POSTED[posting.rule]} ({posting.obeyed:.1%} of {posting.telling:,} ops that tell)"
 
 
-def _who(report: Report) -> str:
-    """How much of the loss is due to few workers, and to the last stage; the larger share first."""
+def _location_words(report: Report) -> str:
+    """The shares of the loss due to few workers and to the last stage, the larger first."""
     rows = report.worker_grid().rows
     slowest = report.slowest_workers or []
     workers = ", ".join(worker_label(rows[worker]) for worker in slowest[:3])
     more = len(slowest) - 3
-    named = workers + (f" and {more} more" if more > 0 else "")
+    workers_text = workers + (f" and {more} more" if more > 0 else "")
     few, last = report.m_w or 0.0, report.m_s or 0.0
-    shares = [(few, f"idealising {named} gives back {percent(few)} of the loss (M_W)")]
+    shares = [(few, f"idealising {workers_text} gives back {percent(few)} of the loss (M_W)")]
     if len(report.by_pp_rank or ()) > 1:
         shares.append((last, f"idealising the last stage gives back {percent(last)} (M_S)"))
     shares.sort(reverse=True)
     line = ", ".join(text for _, text in shares)
     if shares[0][0] >= _CULPRIT_SHARE:
         return line
-    most = max(shares[0][0], 0.0)
-    return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(most)}"
+    largest = max(shares[0][0], 0.0)
+    return f"no few workers: idealising the slowest workers or the last stage gives back at most {percent(largest)}"
 
 
-def _kinds(report: Report) -> Table:
+def _op_kinds(report: Report) -> Table:
     table = new_table("Op kind", "Slowdown", "if ideal", "on path")
     on_path = {row.kind: row.recorded_s for row in report.critical_path}
     for row in report.by_kind[:_TOP]:
@@ -171,14 +171,14 @@ def _causes(report: Report) -> RenderableType:
             line.append(f", {cause.when}, {sure(cause.confidence)}: {cause.costs}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
-        lines.append(_hanging(f" {number}.", line))
+        lines.append(_hanging_indent(f" {number}.", line))
         for name, text in (("because", cause.effect), ("check", cause.next_check)):
             if text:
-                lines.append(_hanging(f"    {name:<7}", Text(text), style="dim"))
+                lines.append(_hanging_indent(f"    {name:<7}", Text(text), style="dim"))
     return Group(*lines, Text())
 
 
-def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
+def _hanging_indent(head: str, text: Text, style: str = "") -> RenderableType:
     """`head`, then `text`, with all its lines indented to the same column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(head, text, style=style)
@@ -186,7 +186,7 @@ def _hanging(head: str, text: Text, style: str = "") -> RenderableType:
 
 
 def explanations(report: Report, gpu_hour: float | None = None) -> dict[str, str]:
-    """How each number on the screen or in formulas was computed, by its name.
+    """The computation of each number on the screen or in formulas, by its name.
 
     T(x) is the mean step time of replay x, or how long a recording takes in it; docs/method.md defines the rest.
     """
@@ -245,40 +245,40 @@ def _how_lost(report: Report) -> str:
         return "T(kept) - T(kept, this rank at the pace of its peers)"
     if report.job.whole == "recording" and loss.causes:
         return "what the first cause costs, see Cause"
-    how = "T(kept) - T(kept, without the named causes)"
-    return how if len(verdict.losses) == 1 else f"the most of {how} and what one kind of loss costs"
+    formula = "T(kept) - T(kept, without the named causes)"
+    return formula if len(verdict.losses) == 1 else f"the most of {formula} and what one kind of loss costs"
 
 
 def _cause(cause: Finding) -> dict[str, str]:
     ratios = [((figure.value or 0.0) / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
     ratio, weakest = min(ratios, key=lambda each: each[0], default=(1.0, None))
-    sure = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
+    confidence = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
     if weakest is not None and 1 - float(0.5**ratio) == cause.confidence:
-        sure = (
+        confidence = (
             f"1 - 0.5^r = {percent_sure(cause.confidence)} (never more than 99%), r = {ratio:.2f}: how far the weakest"
             f" figure, {weakest.name}, is above its threshold"
         )
     why = f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
-    return {"Why": why, "Sure": f"{sure}; {_SURE_OF}"}
+    return {"Why": why, "Sure": f"{confidence}; {_SURE_OF}"}
 
 
 def _headline(report: Report, leading: Finding) -> dict[str, str]:
-    """What the first line gives as the cost of the leading cause, alone and with the other causes of its kind."""
+    """The cost of the leading cause on the first line, alone and with the other causes of its kind."""
     verdict, whole = report.verdict, report.job.whole
     whole_s = verdict.lost_s / verdict.share
     if not leading.priced:
         return {"Cause": f"{seconds(verdict.lost_s)} of it as recorded; no replay tells what would change it"}
     if leading.saves_step_s is not None:
         return {"Cause": f"T(no profiler) - T(no profiler, without this cause) = {leading.saves_step_s.words} a step"}
-    rows = {"Cause": f"T(kept) - T(kept, without this cause) = {_of(leading.saved_s, whole_s, whole)}"}
+    rows = {"Cause": f"T(kept) - T(kept, without this cause) = {_saving_words(leading.saved_s, whole_s, whole)}"}
     loss = next(loss for loss in verdict.losses if loss.causes)
     if len(loss.causes) > 1 and report.by_worker:
-        together = _of(loss.explained_s, whole_s, whole)
+        together = _saving_words(loss.explained_s, whole_s, whole)
         rows["Causes"] = f"T(kept) - T(kept, without all {len(loss.causes)} of its kind) = {together}"
     return rows
 
 
-def _of(saved_s: float, whole_s: float, whole: str) -> str:
+def _saving_words(saved_s: float, whole_s: float, whole: str) -> str:
     return f"{seconds(saved_s)} {of_whole(whole)}, {saved_s / whole_s:.1%} of it"
 
 
@@ -305,7 +305,7 @@ def _price(report: Report, fix: Fix) -> dict[str, str]:
 
 
 def _trust(report: Report) -> dict[str, str]:
-    """What the replay misses, and what launch delays add, where a host launches."""
+    """The replay error and, if a host launches, the cost of launch delays."""
     trust = report.trust
     error = f"|T(kept) - T(recorded)| / T(recorded) = {trust.replay_error or 0.0:.2%}; more than 5% is not trusted"
     if not trust.discrepancy:

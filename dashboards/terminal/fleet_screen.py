@@ -36,18 +36,18 @@ def print_fleet(
     answer = labelled((name, printable(words)) for name, words in answer_rows(figures))
     first = Group(Text(printable(headline(figures)), style="bold"), Padding(answer, (1, 0)))
     console.print(first)
-    every = list(tables(figures))
+    all_tables = list(tables(figures))
     if full:
-        for table in every:
-            console.print(_drawn(table))
+        for table in all_tables:
+            console.print(_console_table(table))
         print_culprits(culprits, rate, console, all_culprits=f"tracekit fleet culprits {study}")
         return
     room = _SCREEN - len(console.render_lines(first)) - 1
-    for table in (culprits_table(culprits, rate), *every[:1]):
+    for table in (culprits_table(culprits, rate), *all_tables[:1]):
         for rows in range(min(len(table.rows), _MOST_ROWS), 0, -1):
-            drawn = _drawn(replace(table, rows=table.rows[:rows], note=""))
-            if (height := len(console.render_lines(drawn))) <= room:
-                console.print(drawn)
+            lines = _console_table(replace(table, rows=table.rows[:rows], note=""))
+            if (height := len(console.render_lines(lines))) <= room:
+                console.print(lines)
                 room -= height
                 break
     console.print(Text.assemble(("Next   ", "bold"), f"tracekit fleet report {study} --full"), soft_wrap=True)
@@ -61,7 +61,7 @@ def print_culprits(culprits: pl.DataFrame, rate: float, console: Console, most: 
         return
     more = culprits.height - most
     rest = f" {more:,} more with `{all_culprits}`." if more > 0 else ""
-    console.print(_drawn(replace(table, note=f"{table.note}{rest}")))
+    console.print(_console_table(replace(table, note=f"{table.note}{rest}")))
 
 
 def print_fleet_comparison(comparison: FleetComparison, console: Console) -> None:
@@ -86,9 +86,9 @@ def print_fleet_comparison(comparison: FleetComparison, console: Console) -> Non
     console.print("Each interval alone misses the true change in 5% of cases, so some rows stand out by chance.")
 
 
-def _drawn(table: Table) -> RenderableType:
-    shown, figures = filled_table(table), figure_columns(table.rows)
-    for number, (column, texts) in enumerate(zip(shown.columns, zip(*table.rows, strict=True), strict=True)):
+def _console_table(table: Table) -> RenderableType:
+    lines, figures = filled_table(table), figure_columns(table.rows)
+    for number, (column, texts) in enumerate(zip(lines.columns, zip(*table.rows, strict=True), strict=True)):
         column.justify = "right" if number in figures else "left"
         column.no_wrap = not any(" " in text for text in texts)  # words break only if all columns have shrunk
-    return Group(Text(table.title, style="bold"), Padding(shown, (0, 0, 1, 0)))
+    return Group(Text(table.title, style="bold"), Padding(lines, (0, 0, 1, 0)))

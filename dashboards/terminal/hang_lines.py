@@ -28,27 +28,27 @@ def report_lines(report: HangReport) -> Iterator[str]:
         yield from _wrapped(f"{lead}: {question.missing}", "  ", limit=6 if question.alike else 3)
     if report.first_step is not None:
         yield from _wrapped(f"First: {report.first_step}", "", limit=3)
-    yield from _rest(report)
+    yield from _other_culprits(report)
 
 
 def _culprit(culprit: HangCulprit) -> Iterator[str]:
     host = f" on {culprit.host}" if culprit.host else ""
     phase = f", in {culprit.phase}" if culprit.phase else ""
     yield from _wrapped(f"rank {culprit.rank}{host}: {culprit.stall_class}{phase}", "  ", limit=1)
-    most = 8 if culprit.stall_class is StallClass.MISMATCH else 2
-    yield from _wrapped("; ".join(culprit.evidence), "    ", limit=most)
+    limit = 8 if culprit.stall_class is StallClass.MISMATCH else 2
+    yield from _wrapped("; ".join(culprit.evidence), "    ", limit=limit)
 
 
-def _rest(report: HangReport) -> Iterator[str]:
-    further = report.culprits[_AT_THE_TOP:]
-    if further:
+def _other_culprits(report: HangReport) -> Iterator[str]:
+    others = report.culprits[_AT_THE_TOP:]
+    if others:
         yield ""
         yield "Further culprits"
-        for culprit in further[:_LISTED]:
+        for culprit in others[:_LISTED]:
             evidence = culprit.evidence[0] if culprit.evidence else ""
             yield from _wrapped(f"rank {culprit.rank}: {culprit.stall_class}; {evidence}", "  ", 1)
-        if len(further) > _LISTED:
-            yield f"  and {len(further) - _LISTED} more (--json lists all)"
+        if len(others) > _LISTED:
+            yield f"  and {len(others) - _LISTED} more (--json lists all)"
     yield from _stacks(report)
     yield from _waiting(report)
     silent = [rank for rank in report.without_dump if rank not in {culprit.rank for culprit in report.culprits}]
@@ -71,8 +71,8 @@ def _stacks(report: HangReport) -> Iterator[str]:
         yield ""
         yield f"Stack of {ranks_text(group.ranks)}, innermost first"
         for frame in group.frames[:8]:
-            shown = printable(frame)
-            yield f"  {shown if len(shown) <= _COLUMNS - 2 else '...' + shown[5 - _COLUMNS :]}"
+            line = printable(frame)
+            yield f"  {line if len(line) <= _COLUMNS - 2 else '...' + line[5 - _COLUMNS :]}"
     if len(report.stacks) > len(chosen[:_STACKS]) + len(usual):
         yield ""
         yield f"{len(report.stacks)} different stacks (--json has all)"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: The number of throttled GPUs to name.
 _MOST_THROTTLED = 8
-#: At most so many jobs of a folder are listed.
+#: Most jobs of a folder that are listed.
 _MOST_LISTED = 20
 #: The number of characters to show of a metadata value.
 _LONGEST = 300
@@ -67,12 +67,12 @@ def print_trace(trace: AnyTrace, console: Console) -> None:
 
 
 def _recording(recorded: Kept, ranks: str) -> dict[str, str]:
-    """What a recording of GPUs holds."""
-    of = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
+    """The contents of a recording of GPUs."""
+    of_all = "" if recorded.world_size is None else f" of {recorded.world_size:,}"
     return {
         "Kind": "recording of GPUs (docs/kineto.md)",
         "GPU": short(recorded.gpu) if recorded.gpu else "unknown",
-        "Ranks": f"{ranks}{of}",
+        "Ranks": f"{ranks}{of_all}",
         "Steps": f"{recorded.steps:,} marked",
         "GPU ops": f"{recorded.gpu_ops:,}",
         **({"Notes": "; ".join(recorded.notes)} if recorded.notes else {}),

@@ -55,23 +55,23 @@ def print_report(
     losses = bool(report.verdict.losses)
     commands = list(_commands(report, source, path, full)) if source is not None else []
     lines = (_SCREEN if report.by_worker else _PLAIN_SCREEN) - len(commands) - 1 + (path is not None)
-    for most in range(min(MOST_CAUSES, len(report.answer.others)), -1, -1):
-        answer = _answer(report, gpu_hour, most, full=full)
+    for limit in range(min(MOST_CAUSES, len(report.answer.others)), -1, -1):
+        answer = _answer(report, gpu_hour, limit, full=full)
         height = len(console.render_lines(answer))
         if height <= lines:
             break
     console.print(answer)
     pictures = [] if full else list(_pictures(report, lines - height, console))
-    asked = [section_panel(section, console) for section in report.asked]
-    if full or pictures or asked or explain:
+    answers = [section_panel(section, console) for section in report.asked]
+    if full or pictures or answers or explain:
         console.print()
     if explain:
         console.print(Text("How each number came about", style="bold underline"))
         from tracekit.dashboards.terminal.details import explanations
 
         console.print(Padding(labelled(explanations(report, gpu_hour).items()), (0, 0, 1, 0)))
-    if asked:
-        console.print(side_by_side(asked, console))
+    if answers:
+        console.print(side_by_side(answers, console))
         if full or pictures:
             console.print()
     if full:
@@ -81,7 +81,7 @@ def print_report(
     for picture in pictures:
         console.print(picture)
     if source is not None:
-        if full or asked or pictures or (losses and not explain):
+        if full or answers or pictures or (losses and not explain):
             console.print()
         for number, (line, purpose) in enumerate(commands):
             name = "       " if number else "Next   "
@@ -95,16 +95,16 @@ def _pictures(report: Report, lines: int, console: Console) -> Iterator[Renderab
     post-training always.
     """
     if tables := [section_table(table) for table in report.overview]:
-        shown = side_by_side(tables, console)
-        if report.by_worker or report.phases or len(console.render_lines(shown)) < lines:
-            yield shown
+        pair = side_by_side(tables, console)
+        if report.by_worker or report.phases or len(console.render_lines(pair)) < lines:
+            yield pair
     if not report.verdict.losses or lines < _STEPS_LINES or not report.by_worker:
         return
     grid, rows = report.worker_grid(), lines - _STEPS_LINES - 1  # the title
     if grid.slowdown.size > 1 and rows >= min(len(grid.dp_ranks), _FEWEST_ROWS):
-        drawn = small_map(report, grid, min(rows, len(grid.dp_ranks)))
-        if drawn is not None:
-            yield drawn
+        map_lines = small_map(report, grid, min(rows, len(grid.dp_ranks)))
+        if map_lines is not None:
+            yield map_lines
     yield steps_line(report)
 
 

@@ -50,7 +50,7 @@ class FittingTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or its rows as blocks, then its caption."""
         caption, self.caption = self.caption, None
-        if sum(self._least(console, column) + 2 for column in self.columns) <= options.max_width:
+        if sum(self._least_width(console, column) + 2 for column in self.columns) <= options.max_width:
             yield from super().__rich_console__(console, options)
         else:
             yield from map(self._block, zip(*(column.cells for column in self.columns), strict=True))
@@ -59,19 +59,19 @@ class FittingTable(Table):
             yield Text(str(caption), style="dim italic")
 
     @staticmethod
-    def _least(console: Console, column: Column) -> int:
+    def _least_width(console: Console, column: Column) -> int:
         """The width that a column needs: that of its cells, or of a few words if they may wrap."""
         cells = [console.measure(cell) for cell in (column.header, *column.cells)]
-        whole, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
-        return whole if column.no_wrap else min(whole, max(_NARROWEST, min(_LONGEST_WORD, word)))
+        longest, word = max(cell.maximum for cell in cells), max(cell.minimum for cell in cells)
+        return longest if column.no_wrap else min(longest, max(_NARROWEST, min(_LONGEST_WORD, word)))
 
     def _block(self, cells: Sequence[RenderableType]) -> RenderableType:
-        named = [
+        labels = [
             (str(column.header), str(cell))
             for column, cell in zip(self.columns[1:], cells[1:], strict=True)
             if str(cell)
         ]
-        facts = Text(", ".join(f"{head} {cell}".strip() for head, cell in named))
+        facts = Text(", ".join(f"{head} {cell}".strip() for head, cell in labels))
         subject = f"{self.columns[0].header} {cells[0]}" if str(cells[0]).isdecimal() else str(cells[0])
         return Group(Padding(Text(subject, style="bold"), (0, 0, 0, 1)), Padding(facts, (0, 0, 0, 3)))
 
@@ -157,7 +157,7 @@ def slowdown_text(value: float) -> Text:
 
 
 def small_map(report: Report, grid: WorkerGrid, rows: int) -> RenderableType | None:
-    """`merged_map` of a job, the culprit's DP ranks marked; None where the leading cause is no one's."""
+    """`merged_map` of a job, the culprit's DP ranks marked; None if the leading cause is on no worker."""
     lead = report.leading_finding
     if lead is not None and lead.where == Place(steps=lead.where.steps):
         return None
@@ -177,24 +177,24 @@ def merged_map(
     from tracekit.dashboards.figures.worker_map import worker_cells  # only pipelines have workers
 
     cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged, each = _alike(cells, accused), ""
+    merged, remark = _runs_of_alike(cells, accused), ""
     if len(merged) > rows:
-        each = ", each row the worst of its DP ranks"
+        remark = ", each row the worst of its DP ranks"
         cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
         ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
         merged = [
             (first, end, cells.levels(row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
         ]
-    most = max(max(levels) for _, _, levels in merged)
-    if most == 0:
+    highest = max(max(levels) for _, _, levels in merged)
+    if highest == 0:
         return None
     stages = slowdown.shape[1]
     across = f"{cells.patch[1]} stages in a cell"
     if cells.patch[1] == 1:
         across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
-    title.append(f"  how much each slows the job, {across}{each}: ", style="not bold")
-    for level, words in ((0, " hardly  "), (most, " most")):
+    title.append(f"  how much each slows the job, {across}{remark}: ", style="not bold")
+    for level, words in ((0, " hardly  "), (highest, " most")):
         title.append(*_cell(level)).append(words, style="not bold")
     lines: list[RenderableType] = [title]
     for first, end, levels in merged:
@@ -213,12 +213,12 @@ def _cell(level: int) -> tuple[str, str]:
 
 
 def _rows_of(where: Place) -> set[int]:
-    """The DP ranks on which a cause sits, as far as it sits on some only."""
+    """The DP ranks that a cause is on; none if it is on all."""
     ends = [end for link in where.links for end in link.ends]
     return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
 
 
-def _alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+def _runs_of_alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
     """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
     runs: list[tuple[int, int, tuple[int, ...]]] = []
     for row, dp_rank in enumerate(cells.dp_ranks):
@@ -247,7 +247,7 @@ def sparkline(slowdown: Floats, width: int) -> str:
     Also accepts step times, as multiples of the usual one.
     """
     size = -(-len(slowdown) // width)
-    peaks = [float(slowdown[at : at + size].max()) for at in range(0, len(slowdown), size)]
+    peaks = [float(slowdown[first : first + size].max()) for first in range(0, len(slowdown), size)]
     low = min(peaks)
     high = max(*peaks, low + 0.05)
     return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)

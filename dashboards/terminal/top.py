@@ -41,7 +41,7 @@ _LONGEST_OWNER = 12
 
 @dataclass(frozen=True)
 class TopState:
-    """What one frame shows. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
+    """The data of one frame. `windows`: as `LiveTables.history`, the newest last; `incidents`: the open ones, costliest
     first, each with its owner; `workers`: of the newest window; `end`: when and how it ended; None while it runs, and
     of one that was not cut into windows.
     """
@@ -75,8 +75,8 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
     age_s = max((time.time() if now_s is None else now_s) - newest["added_at"], 0.0)  # by a clock that is ahead
     when = f"{age_s:.0f} s ago"
     if state.end is not None:
-        ended_at, how = state.end
-        when = f"{printable(how)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
+        ended_at, ending = state.end
+        when = f"{printable(ending)} at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}"
     parts: list[RenderableType] = [
         Text(
             f"{short(state.job)}   window {newest['number']}, steps {newest['first_step']} to {newest['last_step']},"
@@ -89,8 +89,8 @@ def frame(state: TopState, now_s: float | None = None) -> RenderableType:
         parts += ["", _figures(state.windows)]
     if state.incidents:
         parts += ["", *_incidents(state.incidents, newest["headline"] or ""), ""]
-    if state.workers is not None and (drawn := _workers(state.workers)) is not None:
-        parts.append(drawn)
+    if state.workers is not None and (map_lines := _workers(state.workers)) is not None:
+        parts.append(map_lines)
     return Group(*parts)
 
 
@@ -127,7 +127,7 @@ def _figures(windows: pl.DataFrame) -> Table:
 
 
 def _rate(value: float) -> str:
-    """So many a second: 950, 12.3k, 4.56M."""
+    """A rate per second: 950, 12.3k, 4.56M."""
     size, unit = next(((size, unit) for size, unit in ((1e6, "M"), (1e3, "k")) if value >= size), (1.0, ""))
     return f"{three_digits(value / size)}{unit}"
 
@@ -137,8 +137,8 @@ def _incidents(incidents: Sequence[tuple[Incident, str | None]], headline: str) 
     table = new_table("Incident", "open for", "costs", "owner", "what")
     table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
     for incident, owner in incidents[:_MOST_INCIDENTS]:
-        what = incident.cause.who if _is_in(headline, incident) else incident.cause.what
-        cells = (short(owner or "none", _LONGEST_OWNER), Text(printable(what)))
+        subject = incident.cause.who if _is_in(headline, incident) else incident.cause.what
+        cells = (short(owner or "none", _LONGEST_OWNER), Text(printable(subject)))
         table.add_row(str(incident.incident_id), lasted(incident), percent(incident.cause.share), *cells)
     yield table
     if more := incidents[_MOST_INCIDENTS:]:
@@ -173,10 +173,10 @@ def print_windows(windows: Iterable[StoredWindow], history: pl.DataFrame, consol
     table.columns[3].overflow = "fold"
     for window in windows:
         share, words = judged.get(window.number, (None, None))
-        shown = "not analysed" if window.slowdown is None else printable(words or "")
+        result = "not analysed" if window.slowdown is None else printable(words or "")
         pruned = "" if WindowPart.OPS in window.files else " (ops pruned)"
         lost = "-" if share is None else f"{share:z.1%}"
-        table.add_row(f"{window.number}", f"{window.first_step} to {window.last_step}", lost, Text(f"{shown}{pruned}"))
+        table.add_row(f"{window.number}", f"{window.first_step} to {window.last_step}", lost, Text(f"{result}{pruned}"))
     console.print(table)
 
 

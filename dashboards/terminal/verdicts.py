@@ -34,8 +34,8 @@ def print_comparison(
     comparison: Comparison, console: Console, *, commands: Sequence[str], fix: AppliedFix | None = None
 ) -> None:
     """Print what changed. `commands`: what to type next. `fix`: the one that B has."""
-    console.print(_side("A", comparison.before))
-    console.print(_side("B", comparison.after))
+    console.print(_side_text("A", comparison.before))
+    console.print(_side_text("B", comparison.after))
     console.print()
     verdict, output = comparison.effect, comparison.output
     outcome = (str(verdict.outcome).upper(), _STYLE.get(verdict.outcome, UNSURE))
@@ -56,18 +56,18 @@ def print_comparison(
     print_next(commands, console)
 
 
-def _side(name: str, side: Side) -> Text:
+def _side_text(name: str, side: Side) -> Text:
     steps = f", {counted(len(side.steps) * side.steps_each, 'step')}" if side.whole == "step" else ""
     return Text.assemble((f"{name}  ", "bold"), (short(side.job), "bold"), (f"   {side.sizes}{steps}", "dim"))
 
 
 def _causes(name: str, causes: Sequence[str], none: str | None) -> list[tuple[str, str | None]]:
-    shown: list[tuple[str, str | None]] = [
-        (name if at == 0 else "", cause) for at, cause in enumerate(causes[:_MOST_CAUSES])
+    rows: list[tuple[str, str | None]] = [
+        (name if index == 0 else "", cause) for index, cause in enumerate(causes[:_MOST_CAUSES])
     ]
     if len(causes) > _MOST_CAUSES:
-        shown.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
-    return shown or [(name, none)]
+        rows.append(("", f"and {len(causes) - _MOST_CAUSES} more; all with --json"))
+    return rows or [(name, none)]
 
 
 #: Longer names of parts are cut.
@@ -95,7 +95,7 @@ def print_gate(gate: Gate, console: Console, run: str) -> None:
 _LONGEST_CAUSE = 46
 #: The rows of what has no team, or no time.
 _WITHOUT = {"team": "no team", "week": "no date"}
-#: Parts that somebody can win back by fixing their cause.
+#: Parts that fixing their cause wins back.
 _LOSSES = sorted({*PART_OF.values()} - {BillPart.EVALUATION})
 
 
@@ -110,15 +110,15 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     if by == "part":  # the unknown is the last part
         unknown = pl.col("part") == BillPart.UNKNOWN
         totals = pl.concat([totals.remove(unknown), bill.by("cause").filter(unknown)], how="diagonal")
-    of_parts = by in ("part", "cause")
-    heads = [by, "hours", "GPU-hours", "share" if of_parts else "useful", *(["cost"] if gpu_hour is not None else [])]
+    by_part = by in ("part", "cause")
+    heads = [by, "hours", "GPU-hours", "share" if by_part else "useful", *(["cost"] if gpu_hour is not None else [])]
     table = new_table(*heads)
     table.columns[0].no_wrap = True
     gpu_hours = bill.gpu_hours
 
-    def add(name: str, row: dict[str, float], whole: float) -> None:
-        useful = row["gpu_hours"] if of_parts else row["useful"]
-        share = useful / whole if whole else 0.0
+    def add(name: str, row: dict[str, float], total: float) -> None:
+        useful = row["gpu_hours"] if by_part else row["useful"]
+        share = useful / total if total else 0.0
         money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
         table.add_row(
             Text(short(name, _LONGEST_CAUSE)),
@@ -132,8 +132,8 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
         name = _WITHOUT[by] if row[by] is None else row[by]
         if row.get("cause"):
             name = f"{row['part']}: {kind_words(row['cause'])}"
-        add(name, row, gpu_hours if of_parts else row["gpu_hours"])
-    useful = gpu_hours if of_parts else float(totals["useful"].sum())
+        add(name, row, gpu_hours if by_part else row["gpu_hours"])
+    useful = gpu_hours if by_part else float(totals["useful"].sum())
     add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
     console.print(table)
     if bill.notes:
@@ -143,14 +143,14 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
 
 
 def headline(bill: Bill) -> str:
-    """How much was useful, and what most of the rest went to: "84% of 0.00435 GPU-hours were useful; ..."."""
-    whole = bill.gpu_hours
+    """The useful share, and the largest other part: "84% of 0.00435 GPU-hours were useful; ..."."""
+    total = bill.gpu_hours
     parts = {
-        part: hours / whole if whole else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
+        part: hours / total if total else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
     }
-    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(whole)} GPU-hours were useful"
-    most = max(parts, key=lambda part: parts[part], default=None)
-    return words if most is None else f"{words}; the largest other part is {most}, {parts[most]:.0%}"
+    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(total)} GPU-hours were useful"
+    largest = max(parts, key=lambda part: parts[part], default=None)
+    return words if largest is None else f"{words}; the largest other part is {largest}, {parts[largest]:.0%}"
 
 
 def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
@@ -159,14 +159,16 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     if cost is None:
         return
     words, hours = cost
-    whole, rest = bill.gpu_hours, bill.gpu_hours - hours
+    total, rest = bill.gpu_hours, bill.gpu_hours - hours
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
     money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
-    before, after = ((three_digits(each), f"{useful / each:.0%}" if each > 0 else "") for each in (whole, rest))
-    then = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
+    before, after = (
+        (three_digits(gpu_hours), f"{useful / gpu_hours:.0%}" if gpu_hours > 0 else "") for gpu_hours in (total, rest)
+    )
+    trend = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
-    if after[0] != before[0] or then:
-        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{then}"
+    if after[0] != before[0] or trend:
+        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{trend}"
 
 
 def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
@@ -175,8 +177,8 @@ def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
     if not causes:
         return None
     hours, job, run = max(causes, key=lambda cause: cause[0])
-    of_job = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
-    return f"{of_job}{cause_sentence(run.alarming[0], UTC, run)}", hours
+    prefix = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
+    return f"{prefix}{cause_sentence(run.alarming[0], UTC, run)}", hours
 
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:

@@ -46,7 +46,7 @@ def without_processes(monkeypatch):
 
 def analysis_in_batches(path, executor=None, layout=None, asked=None, **settings):
     options = ReportOptions(**(asked or {}))
-    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), asked=options, **settings)
+    return analysed_in_batches(JobFile(path, layout), executor or InTurn(), options=options, **settings)
 
 
 def in_batches(path, *arguments, **settings):

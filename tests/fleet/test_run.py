@@ -360,8 +360,12 @@ def test_a_trace_starts_where_it_fits_beside_the_others_and_a_large_one_alone() 
     small, middle, large = (Task(StudySource(f"/{mib}", "", mib << 20), "", "") for mib in (1, 10, 50))
     executor = LocalExecutor(processes=2, memory_bytes=1000 << 20)
     waiting = [large, middle, small]
-    assert [executor._next(waiting, running) for running in ([small], [middle], [middle])] == [middle, small, None]
-    assert (waiting, executor._next(waiting, [])) == ([], large)
+    assert [executor._pop(waiting, running) for running in ([small], [middle], [middle])] == [
+        middle,
+        small,
+        None,
+    ]
+    assert (waiting, executor._pop(waiting, [])) == ([], large)
 
 
 def test_bad_places_are_one_clear_error(tmp_path: Path, jobs: Path) -> None:

@@ -95,9 +95,9 @@ def receiving(*answers: int) -> Iterator[Receiver]:
 def test_what_opens_and_closes_is_posted_with_all_that_is_to_be_said() -> None:
     with receiving() as receiver:
         notifier = Notifier(receiver.url, "https://dash")
-        notifier.tell([], [])
-        notifier.tell([OPENED], [])
-        notifier.tell([], [CLOSED])
+        notifier.send([], [])
+        notifier.send([OPENED], [])
+        notifier.send([], [CLOSED])
         receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     opened, closed = (message["incidents"][0] for message in receiver.got)
@@ -123,7 +123,7 @@ def test_what_opens_and_closes_is_posted_with_all_that_is_to_be_said() -> None:
 def test_a_receiver_that_fails_is_asked_again() -> None:
     with receiving(500, 503) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url)
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         receiver.wait_for(3)
         notifier.close(PATIENCE_S)
     assert len(receiver.got) == 3
@@ -139,7 +139,7 @@ def test_a_receiver_that_is_overrun_says_when_to_ask_again() -> None:
         with mock.patch.object(notifier._outbox.closing, "wait", side_effect=waited.append):
             for header in headers:
                 receiver.answers, receiver.retry_after = [429], header
-                notifier.tell([OPENED], [])
+                notifier.send([OPENED], [])
                 receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     assert waited == [30.0, usual, 60.0, usual, usual, usual]
@@ -152,7 +152,7 @@ def test_a_receiver_that_is_not_there_costs_counted_messages_and_nothing_waits()
     with mock.patch.object(receivers, "MOST_WAITING", 3):
         notifier = Notifier(url)
     for _ in range(10):
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
     notifier.close(PATIENCE_S)
     counts = notifier.counts
     assert (counts["sent"], counts["failed"] + counts["dropped"]) == (0, 10)
@@ -169,7 +169,7 @@ def test_a_receiver_that_fails_and_answers_again_is_said_once_each() -> None:
         notifier.problem = "answers 500"
         (said,) = notifier.changes()
         assert [*notifier.changes()] == []
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         receiver.wait_for(3)
         notifier.close(PATIENCE_S)
     where = receiver.url.removeprefix("http://").partition("/")[0]
@@ -182,14 +182,14 @@ def test_a_redirect_is_no_delivery() -> None:
     """A browser would be led to a page to log in; the message would be gone."""
     with receiving(302) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url)
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     assert (len(receiver.got), receiver.fetched) == (2, 0)
     assert (notifier.counts["sent"], notifier.problem) == (1, None)
     with receiving(302) as receiver, mock.patch.object(receivers, "MOST_ATTEMPTS", 1):
         notifier = Notifier(receiver.url)
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         receiver.wait_for(1)
         notifier.close(PATIENCE_S)
     assert (notifier.counts["sent"], notifier.counts["failed"], notifier.problem) == (0, 1, "answers 302")
@@ -200,7 +200,7 @@ def test_name_and_password_of_an_address_are_sent_and_never_shown() -> None:
         notifier = Notifier(receiver.url.replace("http://", "http://on%20call:p%40ss@"))
         notifier.problem = "answers 500"
         (said,) = notifier.changes()
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     assert receiver.authorization == ["Basic b24gY2FsbDpwQHNz"] * 2  # on call:p@ss
@@ -215,7 +215,7 @@ def test_name_and_password_of_an_address_are_sent_and_never_shown() -> None:
 def test_a_message_that_a_receiver_never_finishes_to_take_is_counted() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         notifier = Notifier(f"http://127.0.0.1:{silent.getsockname()[1]}/hook")
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         connection, _ = silent.accept()
         with connection:
             assert connection.recv(4) == b"POST"
@@ -229,7 +229,7 @@ def test_a_message_tells_of_the_costliest_of_very_many_incidents() -> None:
     many = [replace(OPENED, incident_id=n, cause=structs.replace(SLOW, share=n / 100)) for n in range(1, 51)]
     with receiving() as receiver:
         notifier = Notifier(receiver.url)
-        notifier.tell(many, [CLOSED])
+        notifier.send(many, [CLOSED])
         receiver.wait_for(1)
         notifier.close(PATIENCE_S)
     (said,) = receiver.got
@@ -242,7 +242,7 @@ def test_slack_gets_a_text_through_apprise() -> None:
     """Its address is that of a webhook, and it takes no JSON of ours."""
     with mock.patch("apprise.Apprise.notify", return_value=True) as notify_all:
         notifier = Notifier(f"https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/{'x' * 24}", "https://dash")
-        notifier.tell([OPENED], [])
+        notifier.send([OPENED], [])
         notifier.close(PATIENCE_S)
     assert notify_all.call_args.kwargs["body"].startswith("\N{LARGE RED CIRCLE} **job \\<1\\>**: incident 7 opened")
     assert notifier.counts["sent"] == 1
@@ -260,7 +260,7 @@ def test_other_receivers_get_a_text_in_markdown() -> None:
     with receiving(500) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         told = []
         notifier = Notifier(f"json://127.0.0.1:{receiver.server_port}", "https://dash", arrived=told.append)
-        notifier.tell([OPENED], [CLOSED])
+        notifier.send([OPENED], [CLOSED])
         receiver.wait_for(2)
         notifier.close(PATIENCE_S)
     assert notifier.counts["sent"] == 1

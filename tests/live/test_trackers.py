@@ -49,7 +49,7 @@ def test_the_series_of_a_report_are_few_and_as_in_the_report() -> None:
 
 def logged(store: Store, where: str, numbers: tuple[int, ...] = (0, 1)) -> TrackerProcess:
     tracker = TrackerProcess(where, store.path, "live")
-    tracker.tell([{"number": number} for number in numbers])
+    tracker.send([{"number": number} for number in numbers])
     tracker.close(300)
     return tracker
 
@@ -162,7 +162,7 @@ def test_a_tracker_that_hangs_loses_its_windows_and_nothing_else(
 ) -> None:
     stub(tmp_path, "import threading; threading.Event().wait()", monkeypatch)
     tracker = TrackerProcess("wandb", store.path, "live")
-    tracker.tell([{"number": 0}] * (MOST_WAITING + 20))
+    tracker.send([{"number": 0}] * (MOST_WAITING + 20))
     tracker.close(0.0)
     assert (tracker.logged, tracker.dropped) == (0, MOST_WAITING + 20)
     assert list(tracker.losses()) == [f"--log: {MOST_WAITING + 20} windows did not reach wandb"]

@@ -78,15 +78,15 @@ def test_a_store_that_cannot_be_read_for_a_while_is_one_line(tmp_path: Path) -> 
     whole = catalogue.read_bytes()
     for _ in range(2):
         catalogue.write_bytes(b"no catalogue")
-        watching._tell(news)
-        watching._tell(news)
+        watching._report(news)
+        watching._report(news)
         catalogue.write_bytes(whole)
-        watching._tell(news)
+        watching._report(news)
     assert len(said) == 2, said
     assert all(line.startswith(str(store.path)) for line in said)
     catalogue.write_bytes(b"no catalogue")
     with pytest.raises(StoreError):
-        Watch(store, None, None, said.append)._tell(StoreChanges(store))
+        Watch(store, None, None, said.append)._report(StoreChanges(store))
 
 
 def test_a_receiver_that_cannot_be_reached_is_two_lines_and_everything_is_stored(tmp_path: Path) -> None:
@@ -206,12 +206,12 @@ def test_where_a_receiver_begins_is_noted_once_the_store_is_there(tmp_path: Path
     store = Store(tmp_path / "jobs.store")
     told = DeliveryLog(store, "http://host/hook")
     watching, news = Watch(store, None, None, print, None, told), StoreChanges(store)
-    assert told.left(None) == ([], [])
-    watching._tell(news)
+    assert told.undelivered(None) == ([], [])
+    watching._report(news)
     store.append(window(0, analysed=True))
-    watching._tell(news)
+    watching._report(news)
     store.end_watch("live")
-    assert [one.job for one in DeliveryLog(store, "http://host/hook").left(None)[1]] == ["live"]
+    assert [one.job for one in DeliveryLog(store, "http://host/hook").undelivered(None)[1]] == ["live"]
 
 
 def test_what_does_not_go_with_live_is_said_before_the_command_starts(tmp_path: Path) -> None:

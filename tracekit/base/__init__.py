@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, text, files, object storage. Imports nothing of tracekit."""
+"""Basics that all other modules use: errors, text, files, object storage. Imports nothing of tracekit."""

@@ -68,7 +68,7 @@ OUT, OUT_OR_STDOUT, OUT_STORE = _Out(), _Out(stdout=True), _Out(of_store=True)
 
 class SectionedCommand(click.Command):
     """A command whose options are listed in `sections`: title -> names of parameters. Options that no section names
-    follow as "Other": a list of thirty options in one piece is one that nobody reads.
+    follow as "Other": nobody reads an undivided list of thirty options.
     """
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], **attributes: Any) -> None:

@@ -84,7 +84,7 @@ class OutputPlace:
             raise self.error(error) from None
         if stat.S_ISREG(status.st_mode):
             return self._checked_file()
-        raise OutputError(f"{self.path}: {self._what_is_no_file(status)}")
+        raise OutputError(f"{self.path}: {self._describe_special(status)}")
 
     def put(self, temporary: Path) -> None:
         """Move the complete file `temporary`, which is in the same folder, into place, after checking the place again.
@@ -114,32 +114,32 @@ class OutputPlace:
         return OutputError(f"{self.path}: cannot be written: {error.strerror or error}; choose another place")
 
     def _checked_file(self) -> os.stat_result:
-        # Does not follow a link or wait for a pipe that takes the place meanwhile.
+        # Neither follows a link nor waits for a pipe that has replaced the file since.
         try:
             handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with open(handle, "rb") as file:
                 status = os.fstat(handle)
-                ours = stat.S_ISREG(status.st_mode) and self.kind.recognises(file)
+                is_ours = stat.S_ISREG(status.st_mode) and self.kind.recognises(file)
         except OSError as error:
             raise self.error(error) from None
-        if not ours:
+        if not is_ours:
             raise OutputError(
                 f"{self.path}: not {self.kind.name}, so it is not replaced; choose another place, or move it away"
             )
         return status
 
-    def _what_is_no_file(self, status: os.stat_result) -> str:
+    def _describe_special(self, status: os.stat_result) -> str:
         """Why the existing thing is not replaced, and what to do."""
-        what = ""
+        description = ""
         if stat.S_ISLNK(status.st_mode):
-            what = f"is a link to {self.path.readlink()}"
+            description = f"is a link to {self.path.readlink()}"
             with contextlib.suppress(OSError):
                 status = self.path.stat()
         if stat.S_ISDIR(status.st_mode):
             return "is a folder; name a file in it"
         if (special := SPECIAL_FILES.get(stat.S_IFMT(status.st_mode))) is not None:
             return f"is {special}; tracekit writes only to regular files, choose another place"
-        return f"{what}, which is not followed; name the file itself"
+        return f"{description}, which is not followed; name the file itself"
 
 
 class replacing:  # noqa: N801 - reads as a verb: with replacing(path, kind) as temporary
@@ -207,12 +207,12 @@ def check_writable(path: Path, kind: Kind) -> None:
 
 def remove_left_over(folder: Path) -> None:
     """Remove this user's temporary files whose writers were killed; a living writer holds a lock on its file."""
-    of_this_host = _prefix()
+    local_prefix = _prefix()
     with contextlib.suppress(OSError), os.scandir(folder) as entries:  # a folder may be writable but not readable
         for entry in entries:
             if not entry.name.startswith(TEMPORARY_PREFIX) or not _is_own_file(entry):
                 continue
-            if entry.name.startswith(of_this_host) or time.time() - entry.stat().st_mtime > ABANDONED_S:
+            if entry.name.startswith(local_prefix) or time.time() - entry.stat().st_mtime > ABANDONED_S:
                 _remove_unless_locked(Path(entry.path))
 
 
@@ -220,7 +220,7 @@ def _is_own_file(entry: os.DirEntry[str]) -> bool:
     """Whether this is a regular file of the current user."""
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:  # gone meanwhile
+    except OSError:  # removed since
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 

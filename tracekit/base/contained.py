@@ -54,7 +54,7 @@ class Contained:
 
     def folder_status(self, name: str) -> os.stat_result | None:
         """The status of a folder; None if there is none."""
-        with suppress(FileNotFoundError), self._opened(name, _FOLDER) as folder:
+        with suppress(FileNotFoundError), self._descriptor_of(name, _FOLDER) as folder:
             return os.fstat(folder)
         return None
 
@@ -72,10 +72,10 @@ class Contained:
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
-                raise self._refused(name, folder, _FILE) from None
+                raise self._refusal(name, folder, _FILE) from None
             if not stat.S_ISREG(status.st_mode):  # it has come in between
                 os.close(handle)
-                raise self._refused(name, folder, _FILE)
+                raise self._refusal(name, folder, _FILE)
             return handle
 
     def reading(self, name: str) -> BinaryIO:
@@ -93,7 +93,7 @@ class Contained:
         return self._names(name, stat.S_ISREG)
 
     def folders(self, name: str) -> list[str]:
-        """Names of the real folders right in a folder, sorted; none if it is missing. All else is passed over."""
+        """Names of the real folders directly in a folder, sorted; none if it is missing. Skips all else."""
         return self._names(name, stat.S_ISDIR)
 
     def unsafe(self, name: str, *, deep: bool = False) -> Iterator[str]:
@@ -110,7 +110,7 @@ class Contained:
                     yield from self.unsafe(below, deep=True)
             elif not stat.S_ISREG(entry_status.st_mode):
                 with suppress(FileNotFoundError), self._parent(below) as (folder, _):
-                    yield str(self._refused(below, folder, _FILE))
+                    yield str(self._refusal(below, folder, _FILE))
 
     # ---- writing
 
@@ -118,9 +118,9 @@ class Contained:
         """A new file to write. Raises FileExistsError."""
         return open(self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb")
 
-    def append(self, name: str, lines: bytes, *, lasting: bool = False) -> None:
+    def append(self, name: str, lines: bytes, *, durable: bool = False) -> None:
         """Append lines, each with its end, to a new or existing file in one write, so that lines of two writers do not
-        mix; they do not continue a line of which a killed writer has written only a part. `lasting`: synced to the
+        mix; they do not continue a line of which a killed writer has written only a part. `durable`: synced to the
         disk.
 
         Raises UnsafeFileError if the file has another name, which can be outside the folder. What was written of lines
@@ -143,7 +143,7 @@ class Contained:
                 torn = True
             else:
                 raise OSError(errno.EIO, "only a part of a line was written", str(self.root / name))
-            if lasting:
+            if durable:
                 os.fsync(handle)
         finally:
             os.close(handle)
@@ -153,10 +153,10 @@ class Contained:
         is killed, or fails, leaves the existing one.
         """
         folder, slash, last = name.rpartition("/")
-        self.put_by(name, f"{folder}{slash}.{last}.unfinished", lambda file: file.write(content), lasting=True)
+        self.put_by(name, f"{folder}{slash}.{last}.unfinished", lambda file: file.write(content), durable=True)
 
-    def put_by(self, name: str, unfinished: str, write: Callable[[BinaryIO], object], *, lasting: bool = False) -> None:
-        """The same with what `write` writes; synced only if `lasting`. `unfinished`: the name until then, in the same
+    def put_by(self, name: str, unfinished: str, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+        """The same with what `write` writes; synced only if `durable`. `unfinished`: the name until then, in the same
         folder, for this writer alone.
         """
         self.remove(unfinished)
@@ -164,7 +164,7 @@ class Contained:
             with self.new(unfinished) as file:
                 write(file)
                 file.flush()
-                if lasting:
+                if durable:
                     os.fsync(file.fileno())
             self.rename(unfinished, name, replacing=True)
         except BaseException:
@@ -172,8 +172,8 @@ class Contained:
                 self.remove(unfinished)
             raise
 
-    def make_folder(self, name: str, *, lasting: bool = False) -> bool:
-        """Make a folder and those above it, unless they are there; returns whether it was made. `lasting`: the names of
+    def make_folder(self, name: str, *, durable: bool = False) -> bool:
+        """Make a folder and those above it, unless they are there; returns whether it was made. `durable`: the names of
         new ones are synced to the disk.
         """
         is_new, parts = False, name.split("/")
@@ -184,15 +184,15 @@ class Contained:
                     is_new = True
                 except FileExistsError:
                     is_new = False
-            with self._opened(below, _FOLDER):  # refuses what is no folder
+            with self._descriptor_of(below, _FOLDER):  # refuses what is no folder
                 pass
-            if is_new and lasting:
+            if is_new and durable:
                 self.sync_folder("/".join(parts[: depth - 1]))
         return is_new
 
     def touch_folder(self, name: str) -> None:
         """Give a folder the time of now."""
-        with self._opened(name, _LISTED) as folder:
+        with self._descriptor_of(name, _LISTED) as folder:
             os.utime(folder)
 
     def rename(self, name: str, new: str, *, replacing: bool = False) -> None:
@@ -228,7 +228,7 @@ class Contained:
 
     def sync_folder(self, name: str = "") -> None:
         """Sync the names in a folder to the disk, where the system of files can do so."""
-        with self._opened(name, _LISTED) as folder:
+        with self._descriptor_of(name, _LISTED) as folder:
             sync_names(folder)
 
     @contextmanager
@@ -242,15 +242,15 @@ class Contained:
     # ---- descriptors
 
     def _names(self, name: str, is_kind: Callable[[int], bool]) -> list[str]:
-        return sorted(entry for entry, found in self._statuses(name).items() if is_kind(found.st_mode))
+        return sorted(entry for entry, status in self._statuses(name).items() if is_kind(status.st_mode))
 
     @contextmanager
-    def _opened(self, name: str, flags: int) -> Iterator[int]:
+    def _descriptor_of(self, name: str, flags: int) -> Iterator[int]:
         """A descriptor of a folder, "" for the root."""
         folder = os.open(self.root, flags)
         try:
             for depth, part in enumerate(parts := name.split("/") if name else [], 1):
-                below = self._below(folder, part, flags, "/".join(parts[:depth]))
+                below = self._open_in(folder, part, flags, "/".join(parts[:depth]))
                 os.close(folder)
                 folder = below
             yield folder
@@ -264,15 +264,15 @@ class Contained:
         if last in ("", ".", ".."):
             raise UnsafeFileError(f"{self.root / name}: not a name in {self.root}")
         try:
-            with self._opened(above, _FOLDER) as folder:
+            with self._descriptor_of(above, _FOLDER) as folder:
                 yield folder, last
         except OSError as error:
             if error.filename is not None:
                 error.filename = str(self.root / name)  # it was relative to a descriptor
             raise
 
-    def _below(self, folder: int, part: str, flags: int, name: str) -> int:
-        """A descriptor of a folder that is right in another."""
+    def _open_in(self, folder: int, part: str, flags: int, name: str) -> int:
+        """A descriptor of a folder directly inside another."""
         if part in ("", ".", ".."):
             raise UnsafeFileError(f"{self.root / name}: not a name in {self.root}")
         try:
@@ -280,12 +280,12 @@ class Contained:
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            raise self._refused(name, folder, _A_FOLDER) from None
+            raise self._refusal(name, folder, _A_FOLDER) from None
 
     def _statuses(self, name: str) -> dict[str, os.stat_result]:
-        """What is right in a folder, by name."""
+        """The status of each entry of a folder, by name."""
         statuses: dict[str, os.stat_result] = {}
-        with suppress(FileNotFoundError), self._opened(name, _LISTED) as folder, os.scandir(folder) as entries:
+        with suppress(FileNotFoundError), self._descriptor_of(name, _LISTED) as folder, os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # removed since
                     statuses[entry.name] = entry.stat(follow_symlinks=False)
@@ -293,7 +293,7 @@ class Contained:
 
     def _check(self, status: os.stat_result, name: str, folder: int) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise self._refused(name, folder, _FILE)
+            raise self._refusal(name, folder, _FILE)
 
     def _check_size(self, name: str, status: os.stat_result) -> None:
         if status.st_size > MOST_READ_BYTES:
@@ -301,7 +301,7 @@ class Contained:
                 f"{self.root / name}: has {status.st_size:,} bytes, more than {MOST_READ_BYTES:,}; move it away"
             )
 
-    def _refused(self, name: str, folder: int, expected: str) -> UnsafeFileError:
+    def _refusal(self, name: str, folder: int, expected: str) -> UnsafeFileError:
         """The error about the last part of `name`, which is in `folder`, and is not what was expected there."""
         last, path = name.rpartition("/")[2], self.root / name
         mode = os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode

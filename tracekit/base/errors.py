@@ -108,12 +108,12 @@ class MissingExtraError(TracekitError):
 
 
 @contextmanager
-def extra(name: str, what: str) -> Iterator[None]:
+def extra(name: str, purpose: str) -> Iterator[None]:
     """Code that needs modules of an extra. Raises MissingExtraError, which says what needs them, if one is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = f"{what} needs {error.name or name}, which is not installed"
+        missing = f"{purpose} needs {error.name or name}, which is not installed"
         raise MissingExtraError(f"{missing}: pip install 'tracekit-analysis[{name}]'") from None
 
 
@@ -124,7 +124,7 @@ class ExitCode(IntEnum):
     of the training command instead. An error of tracekit itself ends as Python ends: with a traceback and 1.
     """
 
-    DONE = 0  #: the command did what it was asked
+    DONE = 0  #: the command succeeded
     BAD_INPUT = 2  #: input, options or environment are wrong; one line on stderr says what to do
     #: `gate` found a regression, `hang` a hang, a `--fail-on` condition holds, `store check` found damage, `doctor` a
     #: reason why collecting fails

@@ -1,4 +1,4 @@
-"""Limits to what somebody else asks for: the time of a question, regular expressions, searches of folders.
+"""Limits for input from others: the time of a query, regular expressions, searches of folders.
 
 In: seconds around the work, patterns and names from outside, a folder. Out: the answer, or one error once it takes
 too long, reads too much, or cannot be understood.

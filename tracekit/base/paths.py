@@ -126,7 +126,7 @@ class Look:
             return b""
 
     def beginning(self, most: int) -> bytes:
-        """At most so many first bytes of the file, as they are stored."""
+        """At most the first `most` bytes of the file, as stored."""
         try:
             return self._bytes(0, most) if self.is_file else b""
         except OSError:
@@ -134,14 +134,14 @@ class Look:
 
     @cached_property
     def entries(self) -> tuple[Look, ...]:
-        """What is directly in the folder, by name."""
+        """The entries of the folder, by name."""
         try:
             return tuple(map(Look, sorted(self.path.iterdir()))) if self.is_folder else ()
         except OSError:
             return ()
 
     def files(self, endings: tuple[str, ...] = ("",)) -> Iterator[Look]:
-        """The regular files directly in the folder whose names end so, by name."""
+        """The regular files of the folder with this suffix, by name."""
         return (entry for entry in self.entries if entry.name.endswith(endings) and entry.is_file)
 
     def has(self, name: str) -> bool:
@@ -175,16 +175,16 @@ def shown(place: Path) -> str:
 
 
 def elsewhere(path: Path) -> str:
-    """What to type instead of a path that does not exist here: one with a similar name, if there is one."""
+    """Advice for a path that does not exist: a similar name in the same folder, if any."""
     if object_url(path) is not None:
         return f"in object storage: `{command('fleet', 'run')}` reads traces there, --store a store; else copy it here"
     folder = path.parent
     names = [entry.name for entry in os.scandir(folder)] if os.access(folder, os.R_OK) and folder.is_dir() else []
     similar = nearest(path.name, names)
-    meant = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
+    suggestion = f"; did you mean {printable(str(folder / similar))}?" if similar else ""
     if is_address(path):
-        meant = f"; addresses of object storage begin with {listed(ADDRESSES)}"
-    return f"no such file or folder{meant}"
+        suggestion = f"; addresses of object storage begin with {listed(ADDRESSES)}"
+    return f"no such file or folder{suggestion}"
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError) -> FormatError:
@@ -267,7 +267,7 @@ def _asked(url: str, request: Callable[[FileSystem, str], _Answer]) -> _Answer:
 
 
 def _answer(request: Callable[[], _Answer], most_s: float) -> _Answer:
-    """What a request returns. Raises OSError, also if there is no answer in time; Ctrl-C ends the wait."""
+    """The answer to a request. Raises OSError, also on a timeout; Ctrl-C ends the wait."""
     answer = Future[_Answer]()
 
     def ask() -> None:
@@ -315,7 +315,7 @@ def tag(url: str) -> str:
 
 
 def said(url: str, error: OSError) -> str:
-    """What the storage at an address said, shortened to one line, and what to check."""
+    """The error of the storage at an address on one line, with what to check."""
     words = " ".join(encodable(str(error)).partition(" error_info=")[0].split())
     return f"{words:.600}; check the address and {variables(url)}"
 

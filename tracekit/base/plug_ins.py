@@ -1,8 +1,7 @@
 """What other installed distributions add to tracekit, through entry points (docs/extending.md).
 
-In: a group of entry points. Out: its plug-ins, and a sentence for each one that is left out. Nothing is looked for
-before something needs it: the first look reads the entry points of every installed distribution, which takes about a
-millisecond.
+In: a group of entry points. Out: its plug-ins, and a sentence for each one that is left out. Searches only when needed:
+the first search reads the entry points of every installed distribution, which takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def tell(problems: Iterable[str]) -> None:
 
 
 def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryPoint]]:
-    """The entry points of a group, each with what names it; of a distribution that is there twice, the first."""
+    """The entry points of a group, each with its description; of a distribution installed twice, the first."""
     section, seen = f"tracekit.{group}", set()
     named_points: list[tuple[str, EntryPoint]] = []
     if not any(_may_mention(Path(folder), section.encode()) for folder in sys.path):
@@ -96,7 +95,7 @@ def _entry_points(group: str, problems: list[str]) -> Iterator[tuple[str, EntryP
     from importlib.metadata import distributions  # takes 20 times as long as a look at the files
 
     for distribution in distributions():
-        if not _mentions(distribution, section) or (name := _named(distribution)) in seen:
+        if not _mentions(distribution, section) or (name := _distribution_name(distribution)) in seen:
             continue
         seen.add(name)
         try:
@@ -131,7 +130,7 @@ def _mentions(distribution: Distribution, section: str) -> bool:
         return False
 
 
-def _named(distribution: Distribution) -> str:
+def _distribution_name(distribution: Distribution) -> str:
     """The name of a distribution; where it is, if its metadata is damaged."""
     try:
         return printable(distribution.name)

@@ -101,5 +101,5 @@ def answers_of(code: str, tasks: Sequence[Task], processes: int, name: Callable[
 
 
 def _read_only(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    """What pickle calls: the type itself has no name that it finds."""
+    """Called by pickle, which cannot find the type itself by a name."""
     return MappingProxyType(mapping)

@@ -29,13 +29,13 @@ def open_stderr() -> None:
     """Give a process that was started without stderr a null device, so that no other file gets its descriptor."""
     if sys.stderr is not None:
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != 2 and not _is_open(2):
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-        nowhere = 2
-    os.set_inheritable(nowhere, True)
-    sys.stderr = os.fdopen(nowhere, "w", encoding="utf-8", errors="backslashreplace")
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    if devnull != 2 and not _is_open(2):
+        os.dup2(devnull, 2)
+        os.close(devnull)
+        devnull = 2
+    os.set_inheritable(devnull, True)
+    sys.stderr = os.fdopen(devnull, "w", encoding="utf-8", errors="backslashreplace")
 
 
 def say(text: str, end: str = "\n") -> None:
@@ -91,12 +91,12 @@ class _Progress:
         self._stage = stage
         self.draw()
 
-    def count(self, stage: str, done: int, total: int, things: str) -> None:
+    def count(self, stage: str, done: int, total: int, units: str) -> None:
         """Show how far a stage is; its time runs from the first call."""
-        now = time.monotonic()
-        began = self._stages.setdefault(stage, now)
-        self._stage = f"{stage}: {pace_words(done, total, things, now - began)}"
-        if now - self._drawn >= _REDRAW_S:
+        now_s = time.monotonic()
+        began = self._stages.setdefault(stage, now_s)
+        self._stage = f"{stage}: {pace_words(done, total, units, now_s - began)}"
+        if now_s - self._drawn >= _REDRAW_S:
             self.draw()
 
     def draw(self) -> None:
@@ -116,12 +116,12 @@ class _Progress:
 _shown: list[_Progress] = []
 
 
-def advance(stage: str, done: int, total: int, things: str) -> None:
-    """Show that a stage has done so many of its `things`, such as "files", with its rate and what remains. Nothing
-    where no command shows progress; cheap enough to call in a loop.
+def advance(stage: str, done: int, total: int, units: str) -> None:
+    """Show that `done` of the `total` units of a stage, such as "files", are done, with the rate and the time that
+    remains. Does nothing unless a command shows progress; cheap enough to call in a loop.
     """
     if _shown:
-        _shown[-1].count(stage, done, total, things)
+        _shown[-1].count(stage, done, total, units)
 
 
 @contextmanager
@@ -135,10 +135,10 @@ def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    shown, over = _Progress(stage), threading.Event()
+    shown, ended = _Progress(stage), threading.Event()
 
     def tick() -> None:
-        while not over.wait(1):
+        while not ended.wait(1):
             shown.draw()
 
     ticking = threading.Thread(target=tick, daemon=True)
@@ -149,7 +149,7 @@ def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
         yield shown
     finally:
         _shown.remove(shown)
-        over.set()
+        ended.set()
         ticking.join()
         shown.clear()
 
@@ -165,8 +165,8 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
     except OSError:  # started without stderr
         yield
         return
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
     before = sys.stderr
     if telling and _descriptor(before) == 2:
         sys.stderr = os.fdopen(terminal, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -176,7 +176,7 @@ def hushed_panics(*, telling: bool = True) -> Iterator[None]:
         sys.stderr = before
         os.dup2(terminal, 2)
         os.close(terminal)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 def _descriptor(file: TextIO | None) -> int | None:
@@ -189,9 +189,9 @@ def _descriptor(file: TextIO | None) -> int | None:
 
 def _silence_stderr() -> None:
     """Discard what is still buffered for stderr too; otherwise Python exits with its own exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)
+    os.close(devnull)
 
 
 def _is_open(descriptor: int) -> bool:

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 LONGEST_NAME = 80
 #: Messages cut values from outside to this many characters.
 LONGEST_QUOTE = 200
-#: A mistyped name is compared with so many.
+#: Most names with which a mistyped name is compared.
 MOST_COMPARED = 1000
-#: What stands for a name of spaces only.
+#: Shown instead of a name of spaces only.
 NO_NAME = "(no name)"
 #: Nothing is more certain than this.
 MOST_CONFIDENT = 0.99
@@ -33,16 +33,16 @@ def encodable(text: str) -> str:
 
 def printable(text: str) -> str:
     """`text` on one line, with escapes for control characters and what UTF-8 cannot represent."""
-    shown = encodable(text)
-    if shown.isprintable():  # the usual case, and a hundred times as fast
-        return shown
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in shown)
+    encoded = encodable(text)
+    if encoded.isprintable():  # the usual case, and a hundred times as fast
+        return encoded
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in encoded)
 
 
 def short(text: str, most: int = LONGEST_NAME) -> str:
-    """A name to show or to click: `printable`, cut to so many characters; words for a blank one."""
-    shown = printable(text) if text.strip() else NO_NAME
-    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
+    """A name for display: `printable`, cut to `most` characters; a text for a blank one."""
+    line = printable(text) if text.strip() else NO_NAME
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 def code_name(name: str) -> str:
@@ -61,23 +61,23 @@ def quoted(value: object, most: int = LONGEST_QUOTE) -> str:
     writer.maxstring = writer.maxother = writer.maxlong = 2 * most
     writer.maxlevel = 3
     try:
-        shown = writer.repr(value)
+        representation = writer.repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits
-        shown = f"a {type(value).__name__} of more digits than Python writes"
-    return cut(printable(shown), most)
+        representation = f"a {type(value).__name__} of more digits than Python writes"
+    return cut(printable(representation), most)
 
 
 def cut(text: str, most: int) -> str:
-    """`text`, or its beginning and end with dots in between: at most so many characters."""
+    """`text`, or its beginning and end with dots in between: at most `most` characters."""
     end = (most - 3) // 3
     return text if len(text) <= most else f"{text[: most - 3 - end]}...{text[len(text) - end :]}"
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
     """Names from outside, each of them short, and how many more there are."""
-    every = list(names)
-    more = f" and {len(every) - most:,} more" if len(every) > most else ""
-    return ", ".join(map(short, every[:most])) + more
+    all_names = list(names)
+    more = f" and {len(all_names) - most:,} more" if len(all_names) > most else ""
+    return ", ".join(map(short, all_names[:most])) + more
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
@@ -111,8 +111,8 @@ def ranks_text(ranks: Iterable[int], most: int = 6, name: str = "rank") -> str:
     """`ranks 0-3, 8`, cut after `most` runs; `name`: what is numbered."""
     ranges = runs(ranks)
     count = sum(end - begin + 1 for begin, end in ranges)
-    shown = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
-    return f"{name}{'s' * (count != 1)} {shown}{', ...' if len(ranges) > most else ''}"
+    listed_ranges = ", ".join(f"{begin}" if begin == end else f"{begin}-{end}" for begin, end in ranges[:most])
+    return f"{name}{'s' * (count != 1)} {listed_ranges}{', ...' if len(ranges) > most else ''}"
 
 
 def steps_text(first: int, last: int) -> str:
@@ -162,25 +162,25 @@ def cost_alone(slowdown: float | None) -> str:
 
 
 def sure(confidence: float) -> str:
-    """How sure it is that a cause is real, and where it is said to be; nothing about what it costs."""
+    """The confidence that a cause is real and at its place; says nothing about its cost."""
     return f"{percent_sure(confidence)} sure"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many things: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
+    """A count with its noun: "1 GPU", "1,024 GPUs", "2 dependencies", "3 trajectories"."""
     plural = f"{noun[:-1]}ies" if noun.endswith(("cy", "ry")) else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
-def pace_words(done: int, total: int, things: str, took_s: float) -> str:
+def pace_words(done: int, total: int, units: str, took_s: float) -> str:
     """How far work is: "320 of 1,000 jobs, 14 a second, 49 s to go"."""
     if not done:
-        return f"0 of {total:,} {things}"
+        return f"0 of {total:,} {units}"
     a_second = done / max(took_s, 1e-3)
     rate = f"{three_digits(a_second)} a second" if a_second >= 1 else f"{three_digits(60 * a_second)} a minute"
     rest_s = (total - done) / a_second
     rest = f"{rest_s:,.0f} s" if rest_s < 120 else f"{rest_s / 60:,.0f} min"
-    return f"{done:,} of {total:,} {things}, {rate}, {rest} to go"
+    return f"{done:,} of {total:,} {units}, {rate}, {rest} to go"
 
 
 def three_digits(value: float) -> str:
@@ -192,7 +192,7 @@ def three_digits(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """How many times as long something takes, with no more digits than matter: 1.7, 6.2, 28."""
+    """A ratio of durations, without digits that do not matter: 1.7, 6.2, 28."""
     return f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:,.0f}"
 
 

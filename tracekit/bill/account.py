@@ -1,4 +1,4 @@
-"""What a store shows of the time of its jobs: their bills, what each window lost to whom, and the verdict of a run.
+"""How the jobs of a store spent their time: bills, the losses of each window by cause, and the verdict of a run.
 
 In: a store. Out: an account of each job, its `RunVerdict`, the culprits, and the bill of all. A window has its mean
 step and what that went to; of the time between two windows, only whether the job began another attempt is known. A
@@ -77,8 +77,8 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
         report = reports.get((name, cause.worst_window))
         for culprit in () if report is None else report.answer.culprits:
             if culprit.rank in cause.ranks:
-                of_run = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
-                culprits.setdefault((culprit.rank, culprit.host, culprit.part), of_run)
+                run_culprit = replace(culprit, cost_s=cause.lost_s / steps, first_step=cause.first_step)
+                culprits.setdefault((culprit.rank, culprit.host, culprit.part), run_culprit)
     if run.windows < 2 or not culprits:
         return None
     trust = f"{run.covered_share:.0%} of the time of the run is judged, in {run.windows:,} windows"
@@ -95,9 +95,9 @@ def bill_of_store(store: Store) -> Bill:
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
     bills, damaged = list[Bill](), list[StoreError]()
-    for (job,), of_job in rows.group_by("job", maintain_order=True):
+    for (job,), job_rows in rows.group_by("job", maintain_order=True):
         try:
-            account = accounted(store, of_job.rows(named=True), costs)
+            account = accounted(store, job_rows.rows(named=True), costs)
             bills.append(replace(account.bill, runs={str(job): run_of(account)}))
         except StoreError as error:
             damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
@@ -128,18 +128,18 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     job, first, costs_of_rows = rows[0]["job"], rows[0], _costs_of_rows(store, rows, costs)
     axis = axis_of(rows, list(map(_length_s, rows, costs_of_rows)))
     parts = zip(rows, (json.loads(row["metadata"]) for row in rows), costs_of_rows, axis.stretches, strict=True)
-    windows = [BilledWindow(*each) for each in parts]
-    attempts = [list(some) for _, some in groupby(windows, lambda window: window.metadata.get("attempt"))]
+    windows = [BilledWindow(*part) for part in parts]
+    attempts = [list(group) for _, group in groupby(windows, lambda window: window.metadata.get("attempt"))]
     teams = (team_of(window.metadata) for window in windows)
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
     ledger.notes += [f"{short(job)}: {note}" for note in axis.notes]
     failed = first["ending"] not in (None, _SUCCESS)
-    resumed, at_s = resumed_at([some[0].row["first_step"] for some in attempts]), 0.0
+    resumed, at_s = resumed_at([attempt[0].row["first_step"] for attempt in attempts]), 0.0
     losses = list[BilledLoss]()
-    for number, of_attempt in enumerate(attempts):
+    for number, windows_of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
-        last = max((at for at, window in enumerate(of_attempt) if window.saves), default=-1)
-        for place, window in enumerate(of_attempt):
+        last = max((position for position, window in enumerate(windows_of_attempt) if window.saves), default=-1)
+        for place, window in enumerate(windows_of_attempt):
             row, stretch = window.row, window.stretch
             gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
@@ -147,12 +147,12 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 gap = BillPart.START, "until the first window"
             ledger.add_one(at_s, stretch.start_s, gpus, (*gap, ALL))
             at_s = stretch.until_s
-            again, to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
+            redone_share, lost_to = float(lost_share(row["first_step"], row["last_step"], resumed[number])), LOST_WORK
             if resumed[number] is None and cut_off and place >= last:
-                again = 1.0
-                if place == last or not (window.whole and any(one.saves for one in windows)):
-                    to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
-            losses += _book(ledger, window, gpus, to, again)
+                redone_share = 1.0
+                if place == last or not (window.whole and any(other.saves for other in windows)):
+                    lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
+            losses += _bill_window(ledger, window, gpus, lost_to, redone_share)
     ledger.notes += _reasons(job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
@@ -162,21 +162,21 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
 def _costs_of_rows(
     store: Store, rows: Sequence[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]
 ) -> list[ClaimedCosts | str]:
-    """What the mean step of each window went to, or why that is unknown: as the catalogue has it or, where an older
-    version has written the window, as its report shows it.
+    """The costs of the mean step of each window, or why they are unknown: from the catalogue or, for windows that an
+    older version wrote, from their reports.
     """
     missing = [key for row in rows if (key := (row["job"], row["number"])) not in costs]
     reports = store.reports(missing) if missing else {}
-    of_rows = list[ClaimedCosts | str]()
+    all_costs = list[ClaimedCosts | str]()
     for row in rows:
         key = row["job"], row["number"]
-        of_window = costs.get(key)
-        if of_window is None and key in reports:
+        window_costs = costs.get(key)
+        if window_costs is None and key in reports:
             from tracekit.costs.of_report import costs_of  # it knows the detectors
 
-            of_window = costs_of(reports[key], known_starts(row))
-        of_rows.append(of_window or _unknown(row))
-    return of_rows
+            window_costs = costs_of(reports[key], known_starts(row))
+        all_costs.append(window_costs or _unknown(row))
+    return all_costs
 
 
 def _recorded_s(row: Mapping[str, Any]) -> float:
@@ -208,21 +208,21 @@ def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
     yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())
 
 
-def _book(
-    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], again: float
+def _bill_window(
+    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], redone_share: float
 ) -> Iterator[BilledLoss]:
-    """Bill a window, of which the share `again` is lost work; yield its losses, without times if its clock is wrong."""
+    """Bill a window, of which `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
     costs, stretch = window.costs, window.stretch
     length_s = stretch.until_s - stretch.start_s
-    lost_work: Claim = (*lost_to, again * length_s)
+    lost_work: Claim = (*lost_to, redone_share * length_s)
     if isinstance(costs, str):
         ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, (BillPart.UNKNOWN, costs, ALL))
         return
     step_s, steps = window.row["recorded_s"] or 0.0, window.row["steps"]
     if length_s < steps * step_s:  # steps that warm up are shorter than the mean one
         steps = length_s / step_s
-    steps_kept = steps * (1 - again)
-    rest_s = length_s * (1 - again) - steps_kept * step_s
+    steps_kept = steps * (1 - redone_share)
+    rest_s = length_s * (1 - redone_share) - steps_kept * step_s
     between = (BillPart.UNKNOWN, "between recorded steps", rest_s if rest_s > LEAST_DATED_S else 0.0)
     unplaced = dict(costs.planned)
     for loss in costs.losses:
@@ -232,10 +232,10 @@ def _book(
     beyond = [(loss.part, loss.cause, steps_kept * loss.seconds) for loss in costs.losses]
     work = [(part, str(part), steps_kept * max(seconds, 0.0)) for part, seconds in unplaced.items()]
     rest = [(part, cause, steps_kept * seconds if steps_kept else 0.0) for part, cause, seconds in costs.rest]
-    got = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
-    got = got[2 + len(work) :]
-    for loss, planned_s, beyond_s in zip(costs.losses, got, got[len(planned) :], strict=False):
-        redone_s = steps * again * (loss.seconds + loss.planned_s)
+    spent = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
+    spent = spent[2 + len(work) :]
+    for loss, planned_s, beyond_s in zip(costs.losses, spent, spent[len(planned) :], strict=False):
+        redone_s = steps * redone_share * (loss.seconds + loss.planned_s)
         placed = loss if stretch.dated else replace(loss, since=None, until=None)
         yield BilledLoss(window.row["number"], placed, planned_s + beyond_s, redone_s, steps * step_s, gpus)
 
@@ -305,7 +305,7 @@ class Account(Struct, frozen=True):
     whole: Account | None = None
 
     def judged_between(self, first: int, last: int) -> int:
-        """How many of the windows with these numbers have losses that are known."""
+        """The number of these windows whose losses are known."""
         return bisect_right(self.judged, last) - bisect_left(self.judged, first)
 
     def between(self, since: float, until: float) -> Account:
@@ -324,16 +324,16 @@ def run_of(account: Account) -> RunVerdict:
     whole, rows = account.whole or account, [window.row for window in account.windows]
     last_seen = {_place(billed): billed.number for billed in whole.losses}
     moved_to = {place[:3]: place for place in sorted(last_seen, key=lambda place: last_seen[place])}
-    of_place = dict[tuple[Any, ...], list[BilledLoss]]()
+    losses = dict[tuple[Any, ...], list[BilledLoss]]()
     for billed in account.losses:
-        of_place.setdefault(_place(billed), []).append(billed)
+        losses.setdefault(_place(billed), []).append(billed)
     ended, causes = _ending(rows[0]), list[RunCause]()
-    for place, lost in of_place.items():
+    for place, lost in losses.items():
         clear = whole.judged_between(last_seen[place] + 1, whole.windows[-1].row["number"])
-        state = State.OVER if moved_to[place[:3]] != place else _state(clear, has_ended=ended is not None)
+        state = State.OVER if moved_to[place[:3]] != place else _incident_state(clear, has_ended=ended is not None)
         causes.append(_cause(lost, account, state))
     causes.sort(key=lambda cause: -cause.lost_s)
-    lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(each.judged_s or 0.0 for each in account.windows)
+    lost_s, recorded_s = sum(cause.lost_s for cause in causes), sum(part.judged_s or 0.0 for part in account.windows)
     return RunVerdict(
         first_step=min(row["first_step"] for row in rows),
         last_step=max(row["last_step"] for row in rows),
@@ -358,7 +358,7 @@ def _place(billed: BilledLoss) -> tuple[Any, ...]:
 
 
 def _ending(row: Any) -> str | None:
-    """How a job that was watched has ended; None while it runs, and if nobody watched it."""
+    """How a watched job ended; None while it runs, and if it was not watched."""
     if row["watched_until_s"] is None:
         return None
     return row["ending"] or "ended"
@@ -368,7 +368,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
     """One cause at one place, oldest loss first. Its times are those of its first and its last slow step."""
     first, last = billed[0], billed[-1]
     worst = max(billed, key=_lost_s)
-    lost_s, shown = sum(map(_lost_s, billed)), {one.number for one in billed}
+    lost_s, own_windows = sum(map(_lost_s, billed)), {attempt.number for attempt in billed}
     return RunCause(
         kind=first.loss.kind,
         cause=first.loss.cause,
@@ -376,21 +376,21 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         hosts=first.loss.hosts,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=sum(_lost_s(one) * one.gpus for one in billed) / 3600,
+        gpu_hours_lost=sum(_lost_s(attempt) * attempt.gpus for attempt in billed) / 3600,
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
         since=first.loss.since,
         until=last.loss.until,
         state=state,
-        windows=len(shown),
-        clear_windows=account.judged_between(first.number, last.number) - len(shown),
+        windows=len(own_windows),
+        clear_windows=account.judged_between(first.number, last.number) - len(own_windows),
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
-        redone_s=sum(one.redone_s for one in billed),
+        redone_s=sum(attempt.redone_s for attempt in billed),
     )
 
 
-def _state(clear: int, *, has_ended: bool) -> State:
+def _incident_state(clear: int, *, has_ended: bool) -> State:
     """`clear`: windows after the last that showed it."""
     if has_ended:
         return State.OVER if clear else State.ENDED
@@ -401,5 +401,5 @@ def _lost_s(billed: BilledLoss) -> float:
     return billed.billed_s + billed.redone_s
 
 
-def _share(seconds: float, of_s: float) -> float:
-    return seconds / of_s if of_s > 0 else 0.0
+def _share(seconds: float, total_s: float) -> float:
+    return seconds / total_s if total_s > 0 else 0.0

@@ -66,7 +66,7 @@ def bill_of_run(directory: Path) -> Bill:
     for number in numbers:
         try:
             recording = read_attempt(directory, number)
-            attempt = _read(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
+            attempt = _attempt_of(recording, run.options.first_step, clocks, billed[-1] if billed else None, notes)
         except FormatError as error:
             unread[number] = error
             continue
@@ -88,8 +88,8 @@ def bill_of_run(directory: Path) -> Bill:
     if launchers and not killed:
         ledger.notes.append("the run has not ended: its bill ends with its last record")
     failed = killed or (ending is not None and ending.failed)
-    saves = any(one.kept_until_ns is not None for one in billed)
-    firsts = [int(one.steps["step"][0]) if one.steps.height else None for one in billed]
+    saves = any(attempt.kept_until_ns is not None for attempt in billed)
+    firsts = [int(attempt.steps["step"][0]) if attempt.steps.height else None for attempt in billed]
     page = _Page(ledger, origin_ns, saves)
     unread_claim: Claim = (BillPart.UNKNOWN, "an attempt that cannot be read", ALL)
     begin: Claim = (BillPart.START, "before the first process", ALL)
@@ -136,18 +136,18 @@ class _Page(Struct):
             self.add(attempt, edges[0], edges[1], (part, "until the first step has ended", ALL))
             steps, edges = steps[1:], edges[1:]
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
-        start, until, worked = edges[:-1], edges[1:], _worked(attempt.work, edges)
-        number, begun, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
-        again = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
+        start, until, worked = edges[:-1], edges[1:], _planned_seconds(attempt.work, edges)
+        number, start_ns, recorded = (steps[name].to_numpy() for name in ("step", "start_ns", "recorded"))
+        redone_s = np.append(lost_share(number, number, resumed), 1.0) * (until - start) / 1e9
         if resumed is None:  # all that is not in its last checkpoint
-            again = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
-        certain = resumed is not None or (self.saves and bool(recorded[again[:-1] > 0].all()))
-        missing = np.where(recorded, (begun - start[:-1]).clip(min=0) / 1e9, ALL)
+            redone_s = cut_off * (until - np.maximum(start, attempt.kept_until_ns or 0)).clip(min=0) / 1e9
+        certain = resumed is not None or (self.saves and bool(recorded[redone_s[:-1] > 0].all()))
+        missing = np.where(recorded, (start_ns - start[:-1]).clip(min=0) / 1e9, ALL)
 
         def planned(rows: slice) -> Iterator[Claim]:
             return ((part, str(part), seconds[rows]) for part, seconds in worked.items())
 
-        claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), again[:-1]), *planned(slice(-1))]
+        claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), redone_s[:-1]), *planned(slice(-1))]
         claims += [(BillPart.UNKNOWN, "steps that were not recorded", missing)]
         if isinstance(attempt.costs, str):
             claims += [(BillPart.UNKNOWN, "steps that cannot be analysed", ALL)]
@@ -160,10 +160,10 @@ class _Page(Struct):
                 )
         self.add(attempt, start[:-1], until[:-1], *claims)
         rest: Claim = (BillPart.UNKNOWN, "after the last step", ALL)
-        self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, again[-1:]), *planned(slice(-1, None)), rest)
+        self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, redone_s[-1:]), *planned(slice(-1, None)), rest)
 
 
-def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
+def _planned_seconds(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     """Seconds of checkpoints, evaluation and data loading in each stretch between two edges, [stretches] each: those of
     the rank that spends most on them, for which the others wait.
     """
@@ -176,19 +176,19 @@ def _worked(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:
     row, stretch = row[inside], stretch[inside]
     seconds = (np.minimum(end[row], edges[stretch + 1]) - np.maximum(start[row], edges[stretch])) / 1e9
     total = pl.col("seconds").sum().over("at", "rank")
-    most = (
+    busiest = (
         work[row]
         .with_columns(at=pl.Series(stretch), seconds=pl.Series(seconds))
         .filter(pl.col("rank") == pl.col("rank").sort_by(total).last().over("at"))
     )
-    by_part = {part: most.filter(part=part) for part in PLANNED.values()}
+    by_part = {part: busiest.filter(part=part) for part in PLANNED.values()}
     return {
-        part: np.zeros(len(edges) - 1) + np.bincount(of["at"], of["seconds"], len(edges) - 1)
-        for part, of in by_part.items()
+        part: np.zeros(len(edges) - 1) + np.bincount(work_of_part["at"], work_of_part["seconds"], len(edges) - 1)
+        for part, work_of_part in by_part.items()
     }
 
 
-def _read(
+def _attempt_of(
     recording: AttemptRecording,
     first_step: int,
     clocks: Mapping[str, ClockFit],
@@ -197,7 +197,7 @@ def _read(
 ) -> _Attempt:
     reference, _, records = records_on_one_clock(recording, clocks)
     host, clock_ns = str(reference["host"]), epoch_ns(reference)
-    processes = [one.facts["process"][0] for one in recording.ranks.values()]
+    processes = [rank.facts["process"][0] for rank in recording.ranks.values()]
     begins_ns = min(int(process["monotonic_ns"]) for process in processes if process["host"] == host)
     ends_ns = max([begins_ns, *records["end_ns"].top_k(1)])
     if before is not None:
@@ -226,13 +226,13 @@ def _read(
         begins_ns=clock_ns + begins_ns,
         last_ns=clock_ns + ends_ns,
         steps=steps.sort("end_ns"),
-        work=_work(records.filter(~is_step)),
+        work=_planned_work(records.filter(~is_step)),
         costs=_costs(recording, first_step, clocks),
         hung=request.exists() and request.stat().st_mtime_ns > clock_ns + ends_ns,
     )
 
 
-def _work(records: pl.DataFrame) -> pl.DataFrame:
+def _planned_work(records: pl.DataFrame) -> pl.DataFrame:
     """Data loading, checkpoints and evaluations, of hooks or of spans with these names. What lies inside another is
     part of that.
     """

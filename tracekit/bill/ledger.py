@@ -1,6 +1,6 @@
-"""A bill: rows that say what the wall clock of jobs went to, and their totals by part, cause, week, team or job.
+"""A bill: rows that divide the wall clock of jobs, and their totals by part, cause, week, team or job.
 
-In: stretches of the wall clock of a job, each with what it went to. Out: a `Bill`, whose rows add up to the wall clock.
+In: stretches of the wall clock of a job, each with its claims. Out: a `Bill`, whose rows add up to the wall clock.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class Bill(Struct, frozen=True):
         )
         if "part" in keys:
             order = pl.col("part").replace_strict(
-                {str(part): at for at, part in enumerate(BillPart)}, return_dtype=pl.Int8
+                {str(part): position for position, part in enumerate(BillPart)}, return_dtype=pl.Int8
             )
             return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
         return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
 
     def output(self, gpu_hour: float | None = None) -> BillOutput:
-        """What JSON says. `gpu_hour`: the price of a GPU-hour."""
+        """The bill as JSON data. `gpu_hour`: the price of a GPU-hour."""
         jobs = [{"job": job, "wall_s": wall_s} for job, wall_s in self.wall_s.items()]
         return BillOutput(BILL_VERSION, gpu_hour, jobs, self.gpu_hours, self.rows.to_dicts(), self.notes)
 
 
 class BillOutput(Struct, frozen=True):
-    """What `tracekit bill --json` prints."""
+    """The output of `tracekit bill --json`."""
 
     bill_version: int
     gpu_hour: float | None
@@ -113,14 +113,14 @@ class Ledger:
         """Divide one stretch from `start_s` to `until_s` after the origin among claims: each gets its seconds, or what
         those before it have left. Returns what each got, seconds.
         """
-        remaining, got = until_s - start_s, list[float]()
+        remaining, spent_s = until_s - start_s, list[float]()
         for part, cause, seconds in claims:
             spent = min(remaining, float(seconds))
             remaining -= spent
             if spent > LEAST_S:
                 self._single.append((str(part), cause, gpus, start_s, until_s, spent))
-            got.append(spent if spent > LEAST_S else 0.0)
-        return got
+            spent_s.append(spent if spent > LEAST_S else 0.0)
+        return spent_s
 
     def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
         """The same of many stretches: arrays, or numbers."""
@@ -135,11 +135,13 @@ class Ledger:
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
         spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
-        to = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
-        of_many = pl.concat([to[np.repeat(np.arange(len(to)), to["rows"])].drop("rows"), spent], how="horizontal")
+        part = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
+        stretches = pl.concat(
+            [part[np.repeat(np.arange(len(part)), part["rows"])].drop("rows"), spent], how="horizontal"
+        )
         single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
-            self._with_weeks(pl.concat([of_many, single]))
+            self._with_weeks(pl.concat([stretches, single]))
             .group_by("week", "part", "cause", maintain_order=True)
             .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
@@ -172,8 +174,8 @@ def lost_share(first: Any, last: Any, resumed: int | None) -> Any:
     """The share of the steps `first` to `last`, arrays or numbers, that are done again from step `resumed` on."""
     if resumed is None:
         return np.zeros(np.shape(first))
-    again = np.asarray(last) - np.maximum(first, resumed) + 1
-    return np.clip(again / (np.asarray(last) - first + 1), 0.0, 1.0)
+    redone = np.asarray(last) - np.maximum(first, resumed) + 1
+    return np.clip(redone / (np.asarray(last) - first + 1), 0.0, 1.0)
 
 
 def resumed_at(firsts: Sequence[int | None]) -> list[int | None]:

@@ -44,7 +44,7 @@ class Axis(Struct, frozen=True):
 
 def axis_of(rows: Sequence[Row], lengths_s: Sequence[float]) -> Axis:
     """The axis of a job. `lengths_s`: of its windows, by their steps."""
-    dated = _dated(rows, lengths_s)
+    dated = _have_agreeing_clocks(rows, lengths_s)
     if not any(dated):
         origin_s, at_s = None, 0.0
     else:
@@ -66,7 +66,7 @@ def axis_of(rows: Sequence[Row], lengths_s: Sequence[float]) -> Axis:
     return Axis(stretches, at_s, origin_s, tuple(_notes(rows, dated)))
 
 
-def _dated(rows: Sequence[Row], lengths_s: Sequence[float]) -> list[bool]:
+def _have_agreeing_clocks(rows: Sequence[Row], lengths_s: Sequence[float]) -> list[bool]:
     """Whether the clock of each window agrees with those of the others: the most windows of which each begins once the
     last step of the one before has begun. A window that would have been stored before it ran does not, unless all are
     so, by a clock that is ahead throughout.
@@ -102,7 +102,7 @@ def _longest_chain(rows: Sequence[Row], timed: Sequence[int]) -> Iterator[int]:
 
 
 def _clocked_s(row: Row) -> float:
-    """How long a window lasted by its clock, seconds: its last step counts as long as the mean one."""
+    """The duration of a window by its clock, seconds: its last step counts as a mean one."""
     length_s: float = row["ended_at"] - row["started_at"] + (row["recorded_s"] or 0.0)
     return length_s
 

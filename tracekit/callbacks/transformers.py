@@ -40,19 +40,19 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers may not 
     def on_epoch_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """Start the evaluation or checkpoint that follows."""
         if control.should_evaluate:
-            self._enter("evaluation")
+            self._begin_phase("evaluation")
         else:
             self.on_evaluate(_args, _state, control)
 
     def on_evaluate(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
         """End an evaluation. A checkpoint comes after it."""
-        self._enter("checkpoint" if control.should_save else None)
+        self._begin_phase("checkpoint" if control.should_save else None)
 
     def on_save(self, _args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """End a checkpoint."""
-        self._enter(None)
+        self._begin_phase(None)
 
-    def _enter(self, name: str | None) -> None:
+    def _begin_phase(self, name: str | None) -> None:
         if self._phase is not None:
             self._phase.__exit__(None, None, None)
         self._phase = None if name is None else span(name)

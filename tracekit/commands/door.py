@@ -48,8 +48,8 @@ def nearest_command(word: str, names: Iterable[str]) -> str:
     """Error text for a word that is neither a command nor a path."""
     files = [path.name for path in Path().iterdir()] if os.access(".", os.R_OK) else []
     similar = nearest(word, [*names, *files])
-    meant = f"; did you mean `{command(similar)}`?" if similar else ""
-    return f"no such command or path {short(word)!r}{meant}"
+    suggestion = f"; did you mean `{command(similar)}`?" if similar else ""
+    return f"no such command or path {short(word)!r}{suggestion}"
 
 
 def report_page(path: Path) -> Path:
@@ -81,8 +81,8 @@ def open_command(path: Path | None, port: int, browser: bool) -> int:
         return _serve(_dashboard_arguments(path), port, browser=browser)
     with tempfile.TemporaryDirectory(prefix="tracekit-demo-") as folder:
         store = Path(folder) / "demo.store"
-        with progress() as tell:
-            _fill(store, tell)
+        with progress() as show_stage:
+            _fill(store, show_stage)
         return _serve([str(store)], port, browser=browser)
 
 
@@ -97,7 +97,7 @@ def _dashboard_arguments(path: Path) -> list[str]:
     return [str(path)]
 
 
-def _fill(store: Path, tell: Callable[[str], None]) -> None:
+def _fill(store: Path, show_stage: Callable[[str], None]) -> None:
     """Simulate the jobs, analyse them, and put them into a store."""
     from tracekit.analysis.job.pipeline import PipelineJob
     from tracekit.store import Incoming, Store
@@ -106,7 +106,7 @@ def _fill(store: Path, tell: Callable[[str], None]) -> None:
 
     incoming = []
     for spec in DEMO:
-        tell(f"simulating {spec.name}")
+        show_stage(f"simulating {spec.name}")
         trace = synthesize(spec)
         incoming.append(Incoming(trace, trace.name, "tracekit open", PipelineJob(trace).stored()))
     Store(store).add(incoming)

@@ -80,20 +80,20 @@ def run(
         from tracekit.report.tables import csv_kind
 
         check_writable(timings, csv_kind(_OF_TIMINGS, _TIMINGS))
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if memory is None else bytes_of(memory)
-    if most is None:
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 if memory is None else bytes_of(memory)
+    if memory_bytes is None:
         raise SelectionError(f"--memory {memory!r:.40}; expected a size such as 2500M or 16G")
-    executor = executor_of(ray is not None, None if ray == _OWN_CLUSTER else ray, most, processes)
+    executor = executor_of(ray is not None, None if ray == _OWN_CLUSTER else ray, memory_bytes, processes)
     with progress("looking for traces"):
         traces = find_sources(sources)
         try:
-            done = run_study(Study(out), traces, executor, _show)
+            summary = run_study(Study(out), traces, executor, _show)
         except KeyboardInterrupt:
             say(f"tracekit: {printable(str(out))} keeps what is analysed; the same command goes on")
             raise
     if timings is not None:
-        _write_timings(timings, done)
-    for line in _summary(done, out):
+        _write_timings(timings, summary)
+    for line in _summary(summary, out):
         click.echo(printable(line))
 
 
@@ -101,12 +101,12 @@ def _study(path: Path) -> Study:
     """The study at `path`. Raises FormatError if it is something else, StudyError if nothing is there."""
     from tracekit.fleet.study import Study
 
-    opened = Study(path)
+    result = Study(path)
     try:
-        opened.check()
+        result.check()
     except StudyError as error:
         raise wrong_source(Look(path), Content.STUDY) or error from None
-    return opened
+    return result
 
 
 def _show(standing: Standing) -> None:
@@ -115,18 +115,18 @@ def _show(standing: Standing) -> None:
     advance("analysing", standing.done, standing.total, f"jobs{failed}")
 
 
-def _summary(done: RunSummary, out: Path) -> list[str]:
-    analysed = sum(one.rule is None and not one.reused for one in done.outcomes)
-    copies = sum(one.reused for one in done.outcomes)
+def _summary(summary: RunSummary, out: Path) -> list[str]:
+    analysed = sum(outcome.rule is None and not outcome.reused for outcome in summary.outcomes)
+    copies = sum(outcome.reused for outcome in summary.outcomes)
     total = (
-        f"{counted(done.sources, 'source')}: {analysed:,} analysed, {done.unchanged:,} unchanged,"
+        f"{counted(summary.sources, 'source')}: {analysed:,} analysed, {summary.unchanged:,} unchanged,"
         f" {copies:,} known by content"
     )
     lines = [total]
-    for rule, count in sorted(done.failed.items()):
-        reasons = Counter(one.reason or "" for one in done.outcomes if one.rule == rule)
+    for rule, count in sorted(summary.failed.items()):
+        reasons = Counter(outcome.reason or "" for outcome in summary.outcomes if outcome.rule == rule)
         lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
-    lines += _left_out(out, done.failed)
+    lines += _left_out(out, summary.failed)
     return [*lines, f"Next: {command('fleet', 'report', out)}"]
 
 
@@ -135,24 +135,24 @@ def _commonest(reasons: Counter[str]) -> str:
     return f"{reason} and others" if len(reasons) > 1 else reason
 
 
-def _left_out(out: Path, said: Counter[str]) -> list[str]:
-    """Yield a line for each rule that leaves out jobs of the study, except for those already in `said`."""
+def _left_out(out: Path, reported: Counter[str]) -> list[str]:
+    """Yield a line for each rule that leaves out jobs of the study, except for those already in `reported`."""
     import polars as pl
 
     from tracekit.fleet.study import Study
 
-    rules = Study(out).read("exclusions", ["rule", "job"]).filter(~pl.col("rule").is_in(list(said)))
+    rules = Study(out).read("exclusions", ["rule", "job"]).filter(~pl.col("rule").is_in(list(reported)))
     counts = rules.group_by("rule").agg(pl.col("job").n_unique()).sort("rule")
     return [f"  {count:,} {rule}: see the table exclusions of the study" for rule, count in counts.iter_rows()]
 
 
-def _write_timings(path: Path, done: RunSummary) -> None:
+def _write_timings(path: Path, summary: RunSummary) -> None:
     import polars as pl
 
     from tracekit.base.atomic_write import write_text
     from tracekit.report.tables import csv_kind, safe_csv
 
-    columns = {name: [getattr(one, name) for one in done.outcomes] for name in _TIMINGS}
+    columns = {name: [getattr(outcome, name) for outcome in summary.outcomes] for name in _TIMINGS}
     table = pl.DataFrame(columns, schema_overrides={"rule": pl.String})
     write_text(path, safe_csv(table), csv_kind(_OF_TIMINGS, _TIMINGS))
 
@@ -253,5 +253,5 @@ def compare(before: Path, after: Path, as_json: bool, fail_on_worse: bool) -> in
         from tracekit.dashboards.terminal.fleet_screen import print_fleet_comparison
 
         print_fleet_comparison(comparison, console())
-    worse = any(one.direction is ChangeDirection.WORSE for one in comparison.changes)
+    worse = any(change.direction is ChangeDirection.WORSE for change in comparison.changes)
     return ExitCode.CONDITION if fail_on_worse and worse else ExitCode.DONE

@@ -71,12 +71,12 @@ def _newest_hang(store: Store, job: str | None) -> StoredHang:
 
     hangs = store.hangs(job)
     if not hangs:
-        whose = "" if job is None else f" of a job {short(job)!r}"
+        of_job = "" if job is None else f" of a job {short(job)!r}"
         is_copy = object_url(store.path) is not None  # which is read-only
         original = "FOLDER" if is_copy else store.path
         watch = command("collect", "--hang-after", "120", "--store", original, "--", "COMMAND")
-        how = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")
-        raise NotStoredError(f"{store.name}: keeps no hang{whose}; {how}")
+        advice = f"`{watch}` adds them" + (", and a copy of FOLDER there has them" if is_copy else "")
+        raise NotStoredError(f"{store.name}: keeps no hang{of_job}; {advice}")
     return hangs[0]
 
 
@@ -87,14 +87,14 @@ def analyse(directory: Path) -> tuple[list[str], HangReport]:
     from tracekit.collectors.importers.sniff import has_dumps
     from tracekit.dashboards.terminal.hang_lines import report_lines
 
-    with progress("reading the dumps") as tell:
+    with progress("reading the dumps") as show_stage:
         newest = newest_dumps(directory)
         record = None if has_dumps(Look(newest)) else _nccl_text(newest)
         try:
             record = record or read_flight_records(newest)
         except FormatError as error:
             raise wrong_source(Look(directory), Content.DUMPS) or error from None
-        tell("finding who waits for whom")
+        show_stage("finding who waits for whom")
         report = find_hang(record)
     return list(report_lines(report)), report
 

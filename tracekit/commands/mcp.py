@@ -89,12 +89,12 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     from tracekit.report.conclusions import nodes_of
 
     store = Store(Path(path))
-    named = accused_of_run(store, job or store.newest()) if store.is_store() else None
-    if named is None:
-        named = _job(path, job).report.accused
-    nodes = nodes_of(named.culprits, trusted=named.trustworthy)
-    culprits = [asdict(one) for one in named.culprits]
-    return {"trust": named.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
+    accused = accused_of_run(store, job or store.newest()) if store.is_store() else None
+    if accused is None:
+        accused = _job(path, job).report.accused
+    nodes = nodes_of(accused.culprits, trusted=accused.trustworthy)
+    culprits = [asdict(culprit) for culprit in accused.culprits]
+    return {"trust": accused.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
 
 
 def what_if(path: str, selection: str, job: str | None = None) -> dict[str, Any]:

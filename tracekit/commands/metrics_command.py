@@ -44,7 +44,7 @@ def alerts_command(folder: Path) -> None:
 
     made_folder(folder)
     kinds = {
-        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_holds, mark))
+        folder / name: Kind("a file of `tracekit metrics alerts`", partial(_contains, mark))
         for name, mark in _MARKS.items()
     }
     for path, kind in kinds.items():
@@ -54,7 +54,7 @@ def alerts_command(folder: Path) -> None:
         click.echo(f"Wrote {printable(str(path))}")
 
 
-def _holds(mark: bytes, file: BinaryIO) -> bool:
+def _contains(mark: bytes, file: BinaryIO) -> bool:
     return mark in file.read()
 
 
@@ -100,10 +100,10 @@ def test_command(source: str, suspects: tuple[str, ...], as_json: bool) -> None:
     from tracekit.analysis.metrics.guided import verdicts_on
     from tracekit.analysis.metrics.samples import TimeSpan, metrics_of
 
-    suspicions = [_suspicion(text) for text in suspects]
-    windows = [each.window for each in suspicions]
-    window = TimeSpan(min(each.since for each in windows), max(each.until for each in windows))
-    name, samples = _read(source, metrics_of(each.part for each in suspicions), window)
+    suspicions = [_parse_suspicion(text) for text in suspects]
+    windows = [suspicion.window for suspicion in suspicions]
+    window = TimeSpan(min(span.since for span in windows), max(span.until for span in windows))
+    name, samples = _open(source, metrics_of(suspicion.part for suspicion in suspicions), window)
     tests = verdicts_on(samples, suspicions)
     if as_json:
         click.echo(msgspec.json.encode(MetricsInReport(name, tests, samples.dropped)))
@@ -125,7 +125,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
     from tracekit.analysis.metrics.effects import scanned
     from tracekit.analysis.metrics.samples import is_counter
 
-    alarms = list(scanned(_read(source)[1], [_read(each)[1] for each in baselines]))
+    alarms = list(scanned(_open(source)[1], [_open(path)[1] for path in baselines]))
     if as_json:
         click.echo(msgspec.json.encode(ScanOutput(alarms)))
         return
@@ -133,7 +133,7 @@ def scan_command(source: str, baselines: tuple[str, ...], as_json: bool) -> None
         device = "" if alarm.device is None else f" {alarm.device}"
         change = f"{alarm.change:+.3g} a second" if is_counter(alarm.metric) else f"{alarm.change:+.2%}"
         since, until = (
-            datetime.fromtimestamp(each, UTC).isoformat(" ", "seconds") for each in (alarm.from_s, alarm.to_s)
+            datetime.fromtimestamp(time_s, UTC).isoformat(" ", "seconds") for time_s in (alarm.from_s, alarm.to_s)
         )
         click.echo(printable(f"{alarm.host}{device}: {alarm.metric} {change} from {since} to {until}"))
     if not alarms:
@@ -147,34 +147,34 @@ def doctor_of_metrics_command(source: str, as_json: bool) -> None:
     """What do the exporters lack, and which line adds it?"""
     from tracekit.analysis.metrics.samples import lacking
 
-    missing = list(lacking(_read(source)[1]))
+    missing = list(lacking(_open(source)[1]))
     if as_json:
         click.echo(msgspec.json.encode(DoctorOfMetricsOutput(missing)))
         return
-    for each in missing:
-        click.echo(printable(f"{each.metric}: {each.why}"))
-        click.echo(printable(f"  add to {each.exporter}: {each.line}"))
+    for metric in missing:
+        click.echo(printable(f"{metric.metric}: {metric.why}"))
+        click.echo(printable(f"  add to {metric.exporter}: {metric.line}"))
     if not missing:
         click.echo("All metrics that tests read are there.")
 
 
-def _read(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None) -> tuple[str, Samples]:
+def _open(text: str, metrics: tuple[str, ...] | None = None, window: TimeSpan | None = None) -> tuple[str, Samples]:
     """The name of a source, and its samples. Raises FormatError for what is none, or has no metrics."""
     from tracekit.analysis.metrics.samples import Samples
     from tracekit.base.errors import FormatError
     from tracekit.collectors.importers.metrics import open_metrics
 
-    with progress() as tell:
-        tell("reading metrics")
-        opened: MetricSource = open_metrics(text)
-        samples = Samples.of(opened.samples(metrics, window, None))
+    with progress() as show_stage:
+        show_stage("reading metrics")
+        source: MetricSource = open_metrics(text)
+        samples = Samples.of(source.samples(metrics, window, None))
         if samples.series.is_empty():
             wanted = "any metric that tracekit reads" if metrics is None else ", ".join(metrics)
-            raise FormatError(f"{opened.name}: no samples of {wanted}, or no label Hostname or instance")
-        return opened.name, samples
+            raise FormatError(f"{source.name}: no samples of {wanted}, or no label Hostname or instance")
+        return source.name, samples
 
 
-def _suspicion(text: str) -> Suspicion:
+def _parse_suspicion(text: str) -> Suspicion:
     """A suspicion as it is typed. Raises SelectionError."""
     from tracekit.analysis.metrics.guided import Suspicion
     from tracekit.analysis.metrics.samples import MECHANISMS, TimeSpan

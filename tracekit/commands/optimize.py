@@ -70,9 +70,9 @@ def optimize_command(
         _print_runs(runs, counts or "", as_json=as_json)
         return
     if model is None:
-        optimum = _of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
+        optimum = _optimum_of_job(source, memory_gb, keep, parse_layers(layers), time_limit)
     else:
-        optimum = _of_model(model, memory_gb, keep, time_limit)
+        optimum = _optimum_of_model(model, memory_gb, keep, time_limit)
     if as_json:
         click.echo(msgspec.json.encode(optimum))
     else:
@@ -85,22 +85,22 @@ def _print_runs(runs: Path, counts: str, *, as_json: bool) -> None:
     from tracekit.analysis.plans.model import line_of_runs
     from tracekit.base.text import seconds
 
-    asked = [int(text) if text.strip().isdecimal() else 0 for text in counts.split(",")]
-    if not all(0 < count <= 1 << 20 for count in asked):
+    gpu_counts = [int(text) if text.strip().isdecimal() else 0 for text in counts.split(",")]
+    if not all(0 < count <= 1 << 20 for count in gpu_counts):
         raise SelectionError(f"--microbatches {counts!r:.100}; expected whole numbers from 1, such as 24,56")
-    result = line_of_runs(runs, asked)
+    result = line_of_runs(runs, gpu_counts)
     if as_json:
         click.echo(msgspec.json.encode(result))
         return
     line = result.line
     click.echo(f"A microbatch takes {seconds(line.per_microbatch_s)}, the rest of a step {seconds(line.fixed_s)}")
-    for each in result.microbatches:
-        step = each.step_time_s
+    for run in result.microbatches:
+        step = run.step_time_s
         interval = f"{seconds(step.low)} to {seconds(step.high)}"
-        click.echo(f"  {each.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
+        click.echo(f"  {run.microbatches} microbatches: {seconds(step.value)} a step ({interval})")
 
 
-def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
+def _optimum_of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_limit_s: float) -> Optimum:
     from msgspec.structs import replace
 
     from tracekit.analysis.plans.model import PlanModel
@@ -111,7 +111,7 @@ def _of_model(model: Path, memory_gb: float | None, keep: tuple[str, ...], time_
     return optimize(replace(read, space=fixed, memory_gb=memory_gb or read.memory_gb), time_limit_s=time_limit_s)
 
 
-def _of_job(
+def _optimum_of_job(
     source: JobArguments,
     memory_gb: float | None,
     keep: tuple[str, ...],
@@ -120,10 +120,10 @@ def _of_job(
 ) -> Optimum:
     from tracekit.analysis.job.best_plans import optimize_job
 
-    with progress() as tell:
-        tell("reading the job")
+    with progress() as show_stage:
+        show_stage("reading the job")
         job = source.load()
-        tell("searching")
+        show_stage("searching")
         report = job.whatif(layers=layers)
         return optimize_job(job, report, memory_gb=memory_gb, keep=keep, layers=layers, time_limit_s=time_limit_s)
 
@@ -163,11 +163,11 @@ def experts_command(loads: Path, ranks: int, replicas: int, nodes: int, groups: 
         return
     click.echo(_headline(layers, tokens, ranks))
     for layer in layers:
-        homes = [" ".join(str(expert) for expert, at in layer.placement if at == rank) for rank in range(ranks)]
+        homes = [" ".join(str(expert) for expert, home in layer.placement if home == rank) for rank in range(ranks)]
         click.echo(f"layer {layer.layer}: the heaviest rank gets {layer.max_over_mean:.3f} times the mean")
-        click.echo("\n".join(f"  rank {rank}: experts {named}" for rank, named in enumerate(homes)))
-    asked = command("whatif", "TRACE", "--expert-loads", loads, "--rebalance", f"replicas={replicas}")
-    click.echo(f"Next: {asked} says what this saves")
+        click.echo("\n".join(f"  rank {rank}: experts {experts}" for rank, experts in enumerate(homes)))
+    next_command = command("whatif", "TRACE", "--expert-loads", loads, "--rebalance", f"replicas={replicas}")
+    click.echo(f"Next: {next_command} says what this saves")
 
 
 def _headline(layers: Sequence[PlacedLayer], tokens: Loads, ranks: int) -> str:
@@ -207,8 +207,8 @@ def passport_command(out: Path, device: str) -> None:
         raise SelectionError(f"--device {device!r:.40}: expected cuda, cuda:1, ... or cpu")
     if kind == "cuda" and not torch.cuda.is_available():
         raise SelectionError("torch sees no GPU: run this on the machine that has it, or try --device cpu")
-    with progress() as tell:
-        tell("measuring kernels")
+    with progress() as show_stage:
+        show_stage("measuring kernels")
         try:
             measured = measure(device)
         except (RuntimeError, ValueError) as error:

@@ -150,7 +150,11 @@ class JobArguments(Struct, frozen=True):
     def _code_lines(self) -> list[str]:
         """The lines of code of the incidents of the job, or of those that show in the window; the newest first."""
         store, name = self.in_store()
-        incidents = [each for each in store.incidents(name) if self.window is None or each.shows_in_window(self.window)]
+        incidents = [
+            incident
+            for incident in store.incidents(name)
+            if self.window is None or incident.shows_in_window(self.window)
+        ]
         return [words for incident in incidents if (words := incident.cause.code)][:_MOST_LINES]
 
     def of_file(self, use: Callable[[Path], _Made]) -> _Made | None:
@@ -366,11 +370,11 @@ class Condition:
 
     def __init__(self, text: str) -> None:
         match = re.fullmatch(r"\s*([\w-]+)\s*(>=|<=|>|<)\s*([0-9]{0,15}\.?[0-9]{1,15})\s*(%?)\s*", text)
-        if not match or (match[1] not in _FIGURES and match[1] not in _kinds()):
-            meant = did_you_mean(match[1], [*_FIGURES, *_kinds()]) if match else ""
+        if not match or (match[1] not in _FIGURES and match[1] not in _finding_kinds()):
+            suggestion = did_you_mean(match[1], [*_FIGURES, *_finding_kinds()]) if match else ""
             raise SelectionError(
                 f"--fail-on {text!r:.200}; expected slowdown, waste, replay_error, discrepancy or a kind of cause"
-                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{meant}"
+                f" compared with a number, such as 'slowdown>1.1' or 'python-gc>=5%'{suggestion}"
             )
         self.figure, self.comparison = match[1], match[2]
         self.bound = float(match[3]) / (100 if match[4] else 1)
@@ -400,8 +404,8 @@ class Condition:
             "replay_error": report.trust.replay_error,
             "discrepancy": report.trust.discrepancy,
         }
-        of_kind = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
-        value = figures.get(self.figure, of_kind)
+        share = sum(account.share for account in report.answer.accounts if account.kind == self.figure)
+        value = figures.get(self.figure, share)
         if value is None:
             return False
         return {
@@ -412,7 +416,7 @@ class Condition:
         }[self.comparison]
 
 
-def _kinds() -> Collection[str]:
+def _finding_kinds() -> Collection[str]:
     from tracekit.analysis.detectors.detector import kinds
 
     return kinds()
@@ -426,11 +430,11 @@ def job_names(context: click.Context, _: click.Parameter, typed: str) -> list[Co
     from click.shell_completion import CompletionItem
 
     # Before an option without its value, click has parsed the options, but not the arguments: `hang STORE --job`.
-    given = context.params.get("store") or next(filter(_is_store, _words()), None)
+    given = context.params.get("store") or next(filter(_is_store, _typed_words()), None)
     store = Path(given or os.environ.get("TRACEKIT_STORE") or "tracekit.store")
     # Unprintable names cannot be typed either.
     names = [name for name in _stored(store, typed) if name.strip() and name == printable(name)]
-    return [CompletionItem(_quoted(name)) for name in names]
+    return [CompletionItem(_shell_quoted(name)) for name in names]
 
 
 def traces_or_job_names(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
@@ -442,7 +446,7 @@ def traces_or_job_names(context: click.Context, parameter: click.Parameter, type
     return job_names(context, parameter, typed)
 
 
-def _words() -> list[str]:
+def _typed_words() -> list[str]:
     """The command line so far."""
     from click.shell_completion import split_arg_string
 
@@ -467,6 +471,6 @@ def _stored(store: Path, typed: str) -> list[str]:
     return [name for (name,) in rows]
 
 
-def _quoted(name: str) -> str:
+def _shell_quoted(name: str) -> str:
     """The name quoted for the shell: bash inserts words as they are, zsh and fish quote them."""
     return shlex.quote(name) if os.environ.get("_TRACEKIT_COMPLETE", "").startswith("bash") else name

@@ -82,23 +82,23 @@ def import_command(
     jobs = [traces] if together else [(job,) for path in traces for job in jobs_in(path) or (path,)]
     if name is not None and len(jobs) > 1:
         raise SelectionError(f"--name {name!r} for {len(jobs)} traces; name one trace at a time")
-    opened = store_at(store)
-    opened.check_new(None)
-    goes_on = len(jobs) > _TOGETHER
-    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis, goes_on) for paths in jobs]
-    if goes_on and not replace:
-        readings = list(_missing(readings, opened))
+    target = store_at(store)
+    target.check_new(None)
+    continuable = len(jobs) > _TOGETHER
+    readings = [_Reading(paths, name, layout, importer, unit, not no_analysis, continuable) for paths in jobs]
+    if continuable and not replace:
+        readings = list(_missing(readings, target))
     stored: list[str] = []
-    with progress() as tell:
+    with progress() as show_stage:
         try:
-            for incoming in _in_batches(readings, tell):
-                opened.add(incoming, replace=replace)
+            for incoming in _in_batches(readings, show_stage):
+                target.add(incoming, replace=replace)
                 stored += [item.name for item in incoming]
                 for item in incoming:
-                    place = printable(str(opened.path))
+                    place = printable(str(target.path))
                     click.echo(f"Imported {short(item.name)} ({item.trace.ops.height:,} ops) into {place}")
         except KeyboardInterrupt:
-            if goes_on:
+            if continuable:
                 say(f"tracekit: {counted(len(stored), 'job')} of {len(readings):,} stored; the same command goes on")
             raise
         except TracekitError as error:
@@ -107,7 +107,7 @@ def import_command(
             error.args = (f"{error}; the {len(stored):,} jobs before it are stored, and the same command goes on",)
             raise
     if stored:
-        click.echo(f"Next: {command('whatif', '--store', opened.path, '--job', stored[-1])}")
+        click.echo(f"Next: {command('whatif', '--store', target.path, '--job', stored[-1])}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,45 +142,45 @@ class _Reading:
 
 
 def send_jobs() -> None:
-    """In a process of its own: for each job that it is asked for, the trace with its findings."""
+    """Runs in a worker process: sends the trace of each requested job with its findings."""
     serve(_incoming)
 
 
-def _incoming(reading: _Reading, tell: Callable[[str], None] | None = None) -> Incoming:
+def _incoming(reading: _Reading, show_stage: Callable[[str], None] | None = None) -> Incoming:
     """Read and analyse a job."""
     from tracekit.store import Incoming
 
     job = read_job(*reading.paths, layout=reading.layout, importer=reading.importer, unit=reading.unit)
     job.validate()
     name = job.trace.name if reading.name is None else reading.name
-    return Incoming(job.trace, name, reading.source, job.stored(progress=tell) if reading.analysed else None)
+    return Incoming(job.trace, name, reading.source, job.stored(progress=show_stage) if reading.analysed else None)
 
 
-def _in_batches(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[list[Incoming]]:
+def _in_batches(readings: Sequence[_Reading], show_stage: Callable[[str], None]) -> Iterator[list[Incoming]]:
     """The jobs, `_TOGETHER` at a time; says on stderr which could not be analysed."""
     from tracekit.report.findings import Unanalysed
 
     batch: list[Incoming] = []
-    for number, item in enumerate(_read(readings, tell), 1):
+    for number, item in enumerate(_readings_in_parallel(readings, show_stage), 1):
         if isinstance(item.findings, Unanalysed):
             click.echo(f"tracekit: stored without a report: {printable(item.findings.problem)}", err=True)
         batch.append(item)
         if len(batch) == _TOGETHER or number == len(readings):
-            tell("writing the store")
+            show_stage("writing the store")
             yield batch
             batch = []
         if number < len(readings) and len(readings) >= _FEW:
             advance("importing", number, len(readings), "jobs")
 
 
-def _read(readings: Sequence[_Reading], tell: Callable[[str], None]) -> Iterator[Incoming]:
+def _readings_in_parallel(readings: Sequence[_Reading], show_stage: Callable[[str], None]) -> Iterator[Incoming]:
     processes = len(os.sched_getaffinity(0))
     if len(readings) >= _FEW and processes > 1 and not any(reading.is_large for reading in readings):
         yield from answers_of(_READ, readings, processes, name=lambda reading: short(reading.paths[0].name))
         return
     for reading in readings:
-        tell(f"reading {short(reading.paths[0].name)}")
-        yield _incoming(reading, tell)
+        show_stage(f"reading {short(reading.paths[0].name)}")
+        yield _incoming(reading, show_stage)
 
 
 def _missing(readings: Sequence[_Reading], store: Store) -> Iterator[_Reading]:
@@ -236,10 +236,10 @@ def attach_command(
         check_writable(out, TRACE_FILE)
     directory = find_job(job)
     name = name_of_job(directory)  # while it runs
-    with progress() as tell:
-        attached = record_steps(directory, steps, timeout, tell)
+    with progress() as show_stage:
+        attached = record_steps(directory, steps, timeout, show_stage)
         cost = recording_cost(attached.recording)
-        tell("analysing them")
+        show_stage("analysing them")
         merged = merge_attempt(
             attached.recording,
             name=name,
@@ -325,9 +325,9 @@ def synth_command(
         _write_jobs(spec, jobs, out)
         return
     check_writable(out, TRACE_FILE)
-    with progress("simulating") as tell:
+    with progress("simulating") as show_stage:
         trace = synthesize(spec)
-        tell("writing")
+        show_stage("writing")
         trace.write_parquet(out)
     click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {command('whatif', out)}")
 
@@ -347,7 +347,7 @@ def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
 
 
 class DoctorOutput(Struct, frozen=True):
-    """What `tracekit doctor --json` prints."""
+    """The output of `tracekit doctor --json`."""
 
     works: bool
     checks: list[Check]

@@ -46,7 +46,7 @@ _GROUPS = ("part", "cause", "week", "team", "job")
 
 
 class CulpritsOutput(Struct, frozen=True):
-    """What `tracekit culprits --format json` prints."""
+    """The output of `tracekit culprits --format json`."""
 
     job: str
     trustworthy: bool
@@ -100,25 +100,25 @@ def culprits_command(
     if history:
         return _history(source, form, part)
     with progress("reading the trace"):
-        accused = _accused(source)
+        accused = _accused_of(source)
     trusted = accused.trustworthy
     culprits = [culprit for culprit in accused.culprits if not part or culprit.part in part]
     nodes = nodes_of(culprits, trusted=trusted)
-    named = nodes.drain + (nodes.suspects if suspects and trusted else ())
+    drain = nodes.drain + (nodes.suspects if suspects and trusted else ())
     nameless = [
         f"worker ({culprit.dp_rank},{culprit.pp_rank})" if culprit.rank is None else f"rank {culprit.rank}"
         for culprit in culprits
         if culprit.host is None or not is_node_name(culprit.host)
     ]
     if form == "json":
-        output = CulpritsOutput(accused.job, trusted, accused.trust, named, hostlist(named), nodes.suspects, culprits)
+        output = CulpritsOutput(accused.job, trusted, accused.trust, drain, hostlist(drain), nodes.suspects, culprits)
         click.echo(msgspec.json.encode(output))
     elif form == "text" and culprits:
         from tracekit.dashboards.terminal.details import print_culprits
 
         print_culprits(culprits, console())
-    elif form == "slurm" and named:
-        click.echo(hostlist(named))
+    elif form == "slurm" and drain:
+        click.echo(hostlist(drain))
     doubt = None
     if not trusted:
         doubt = f"the report cannot be trusted, so no node is named for a script: {printable(accused.trust)}"
@@ -129,7 +129,7 @@ def culprits_command(
             f"the node of {listed(nameless, _MOST_LISTED)} is unknown: the trace's metadata has"
             " no `hosts` for it, or a name that no node can have"
         )
-    elif form == "slurm" and len(named) < len(nodes.drain + nodes.suspects):
+    elif form == "slurm" and len(drain) < len(nodes.drain + nodes.suspects):
         doubt = f"{Nodes((), nodes.suspects).sentence} Check first; --suspects prints them all the same"
     if form != "json" and doubt is not None:
         say(f"tracekit: {short(accused.job)}: {doubt}")
@@ -137,10 +137,10 @@ def culprits_command(
         return ExitCode.NO_ANSWER
     if nameless:
         return ExitCode.UNKNOWN_NODE
-    return ExitCode.DONE if named or form == "text" else ExitCode.NO_ANSWER
+    return ExitCode.DONE if drain or form == "text" else ExitCode.NO_ANSWER
 
 
-def _accused(source: JobArguments) -> Accused:
+def _accused_of(source: JobArguments) -> Accused:
     """The culprits of a run or, where its windows name nobody, of a trace or one window."""
     if not source.traces and source.window is None:
         from tracekit.bill.account import accused_of_run
@@ -175,8 +175,8 @@ def _check_parts(parts: Sequence[str]) -> None:
 
     expected = parts_of_ranks()
     if unknown := [name for name in parts if name not in expected]:
-        meant = did_you_mean(unknown[0], expected)
-        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}{meant}")
+        suggestion = did_you_mean(unknown[0], expected)
+        raise SelectionError(f"--part {unknown[0]!r:.100}; expected one of {', '.join(expected)}{suggestion}")
 
 
 @click.command("gate")
@@ -226,22 +226,22 @@ def gate_command(
     )
 
     limit = parse_share(max_regression, "--max-regression")
-    apart = None if noise is None else parse_share(noise, "--noise")
-    if apart is not None and apart >= 1:
+    noise_share = None if noise is None else parse_share(noise, "--noise")
+    if noise_share is not None and noise_share >= 1:
         raise SelectionError(f"--noise {noise!r:.200}; expected less than 100%, such as 2% or 0.02")
     ignored = [] if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
-    if len({os.path.realpath(each) for each in baselines}) < len(baselines):
+    if len({os.path.realpath(text) for text in baselines}) < len(baselines):
         raise click.BadParameter("the same one twice does not show how far runs differ", param_hint="--baseline")
     for path, kind in ((junit, GATE_JUNIT), (markdown, GATE_MARKDOWN)):
         if path is not None:
             check_writable(path, kind)
-    with progress("reading the run") as tell:
+    with progress("reading the run") as show_stage:
         run = source.load()
         before = []
         for baseline in baselines:
-            tell(f"reading {short(baseline)}")
-            before.append(_named(baseline, source).load())
-        verdict = gate(run, before, limit, parts=parts, noise=apart, ignored=ignored)
+            show_stage(f"reading {short(baseline)}")
+            before.append(_baseline_arguments(baseline, source).load())
+        verdict = gate(run, before, limit, parts=parts, noise=noise_share, ignored=ignored)
     if junit is not None:
         write_gate_junit(junit, verdict)
     if markdown is not None:
@@ -256,9 +256,9 @@ def gate_command(
     return codes.get(verdict.outcome, ExitCode.NO_ANSWER)
 
 
-def _named(baseline: str, run: JobArguments) -> JobArguments:
-    """What a baseline names: an existing path, else a job in a store if the words before a colon are one."""
-    colons = [at for at, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
+def _baseline_arguments(baseline: str, run: JobArguments) -> JobArguments:
+    """The arguments of a baseline: an existing path, else JOB of a store in STORE:JOB."""
+    colons = [position for position, char in enumerate(baseline) if char == ":"] if not Path(baseline).exists() else []
     for colon in colons:
         if is_a(Content.STORE, Path(baseline[:colon])):
             return JobArguments(store=Path(baseline[:colon]), job=baseline[colon + 1 :])
@@ -291,10 +291,10 @@ def compare_command(
         JobArguments((Path(name),), layout, unit) if store is None else JobArguments(store=store, job=name)
         for name in (before, after)
     ]
-    with progress() as tell:
+    with progress() as show_stage:
         reports = []
         for name, source in zip((before, after), sources, strict=True):
-            tell(f"analysing {short(name)}")
+            show_stage(f"analysing {short(name)}")
             reports.append(source.load().whatif())
     comparison = compare_runs((reports[0], reports[1]))
     applied = None
@@ -302,11 +302,11 @@ def compare_command(
         from tracekit.store import Store
         from tracekit.store.incidents import current_user
 
-        opened = Store(store)
-        expected = opened.report(before)
+        jobs = Store(store)
+        expected = jobs.report(before)
         promised = reports[0] if expected is None else expected
         applied = fix_applied((reports[0], reports[1]), promised.fixes, fix, time.time(), current_user())
-        opened.note_applied(applied)
+        jobs.note_applied(applied)
     if as_json:
         click.echo(msgspec.json.encode(ComparedOutput(**msgspec.structs.asdict(comparison.output), fix=applied)))
         return

@@ -74,14 +74,14 @@ def export_command(
         raise SelectionError("--steps chooses what a timeline shows; a .parquet file gets the whole trace")
     if any(trace.exists() and out.exists() and out.samefile(trace) for trace in source.traces):
         raise OutputError(f"{out}: is the trace to export, which it would replace; choose another --out")
-    with progress("reading the trace") as tell:
+    with progress("reading the trace") as show_stage:
         loaded = source.load()
         if as_trace:
-            tell("writing")
+            show_stage("writing")
             loaded.trace.write_parquet(out)
             click.echo(f"Wrote {printable(str(out))}: {loaded.trace.ops.height:,} ops")
             return
-        tell("replaying and writing")
+        show_stage("replaying and writing")
         exported = loaded.export(out, steps=None if steps is None else parse_steps(steps, "--steps"))
     chosen = f", {exported.steps} of {counted(exported.steps_in_job, 'step')}" if exported.steps_in_job else ""
     if steps is None and exported.steps < exported.steps_in_job:
@@ -185,7 +185,7 @@ def _frame(store: Store, job: str | None) -> RenderableType:
     return frame(TopState.of(store, store.newest() if job is None else job))
 
 
-def _of_a_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
+def _takes_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
     """Give a command the store that is its argument or its option, else the default one."""
 
     @click.argument("path", metavar="[STORE]", required=False, type=STORE_PATH)
@@ -295,14 +295,14 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 def check(store: Path) -> int:
     """Read every file and say what is damaged; changes nothing. Exits with 3 if anything is."""
     from tracekit.store import Store
     from tracekit.store.care import damages
 
-    with progress() as tell:
-        faults = list(damages(Store(store), tell))
+    with progress() as show_stage:
+        faults = list(damages(Store(store), show_stage))
     _echo(faults)
     result = f"{len(faults)} damaged" if faults else "all files are whole"
     click.echo(f"{printable(str(store))}: {result}")
@@ -310,7 +310,7 @@ def check(store: Path) -> int:
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 def repair(store: Path) -> None:
     """Drop what is damaged, with a line for each; everything else stays.
 
@@ -320,14 +320,14 @@ def repair(store: Path) -> None:
     from tracekit.store import Store
     from tracekit.store.care import repair as repairing
 
-    with progress() as tell:
-        done = repairing(Store(store), lambda trace: job_of(trace).stored(), tell)
-    if not _echo(done):
+    with progress() as show_stage:
+        repairs = repairing(Store(store), lambda trace: job_of(trace).stored(), show_stage)
+    if not _echo(repairs):
         click.echo(f"{printable(str(store))}: nothing to repair")
 
 
 @store_command.command()
-@_of_a_store
+@_takes_store
 @click.option("--older-than", metavar="AGE", help="Remove ops of windows added longer ago, such as 30d or 12h.")
 @click.option(
     "--max-size", metavar="SIZE", help="Remove the oldest ops until all files take at most this, such as 50G."
@@ -340,11 +340,11 @@ def prune(store: Path, older_than: str | None, max_size: str | None) -> None:
     if older_than is None and max_size is None:
         raise SelectionError("say what to prune with --older-than or --max-size")
     age = None if older_than is None else _age("--older-than", older_than)
-    most = None if max_size is None else bytes_of(max_size)
-    if max_size is not None and most is None:
+    most_bytes = None if max_size is None else bytes_of(max_size)
+    if max_size is not None and most_bytes is None:
         raise SelectionError(f"--max-size {max_size!r:.40}; expected a number of bytes, such as 500M or 50G")
-    with progress() as tell:
-        removed = pruning(Store(store), older_than=age, most_bytes=most, tell=tell)
+    with progress() as show_stage:
+        removed = pruning(Store(store), older_than=age, most_bytes=most_bytes, show_stage=show_stage)
     if not _echo(removed):
         click.echo(f"{printable(str(store))}: nothing to prune")
 

@@ -60,8 +60,8 @@ def watch_command(
     from tracekit.live.windows import WindowSize
     from tracekit.store import Store, default_store
 
-    asked = WatchOptions(**watching)
-    steps, seconds = asked.window_steps, asked.window_seconds
+    chosen = WatchOptions(**watching)
+    steps, seconds = chosen.window_steps, chosen.window_seconds
     if steps is not None and seconds is not None:
         raise SelectionError("--window-steps and --window-seconds cannot be combined; choose one")
     if Store(source).is_store():
@@ -75,61 +75,61 @@ def watch_command(
     else:
         seconds = None if steps is not None else seconds or _DEFAULT_SECONDS
         metrics = None
-        if asked.metrics is not None:
+        if chosen.metrics is not None:
             from tracekit.collectors.importers.metrics import open_metrics
 
-            metrics = open_metrics(asked.metrics)
+            metrics = open_metrics(chosen.metrics)
         options = LiveOptions(
             directory=source,
             store=store or default_store(),
             name=name or source.absolute().name,
             size=WindowSize(steps, seconds, _FEWEST_STEPS),
-            late_after_s=asked.late_after,
+            late_after_s=chosen.late_after,
             layout=layout,
             consume=consume,
             metrics=metrics,
         )
         _check_directory(options)
         name = options.name
-        watched, run = Store(options.store), LiveRun(options, _tell)
+        watched, run = Store(options.store), LiveRun(options, _log)
     with ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals())
         deliveries = notifier = tracker = None
-        if asked.notify is not None:
+        if chosen.notify is not None:
             from tracekit.live.receivers import DeliveryLog, Notifier
 
-            deliveries = DeliveryLog(watched, asked.notify)
-            notifier = Notifier(asked.notify, asked.dashboard_url, arrived=deliveries.note)
-        if asked.log is not None:
+            deliveries = DeliveryLog(watched, chosen.notify)
+            notifier = Notifier(chosen.notify, chosen.dashboard_url, arrived=deliveries.note)
+        if chosen.log is not None:
             from tracekit.live.receivers import TrackerProcess
 
             if name is None:
                 raise SelectionError("--log is for one job: name it with --name")
-            tracker = TrackerProcess(asked.log, watched.path, name)
-        watch = Watch(watched, run, name, _tell, notifier, deliveries, tracker)
+            tracker = TrackerProcess(chosen.log, watched.path, name)
+        watch = Watch(watched, run, name, _log, notifier, deliveries, tracker)
         scrapes = None
-        if asked.metrics_port is not None:
+        if chosen.metrics_port is not None:
             from tracekit.live.metrics import serving_metrics
 
-            serving = serving_metrics(asked.metrics_host, asked.metrics_port, watched, watch, asked.dashboard_url)
+            serving = serving_metrics(chosen.metrics_host, chosen.metrics_port, watched, watch, chosen.dashboard_url)
             port, scrapes = stack.enter_context(serving)
-            _tell(f"metrics: http://{asked.metrics_host}:{port}/metrics")
+            _log(f"metrics: http://{chosen.metrics_host}:{port}/metrics")
         if run is not None and not is_run_directory(source):
             if not _is_post_training(source):
-                _tell(f"{source}: no recording there yet; waiting")
+                _log(f"{source}: no recording there yet; waiting")
             while not (_is_post_training(source) or is_run_directory(source) or stop.wait(POLL_S)):
                 pass
             if _is_post_training(source):
                 from tracekit.live.post_training import LivePostTraining
 
-                watch.run = LivePostTraining(options, _tell)
+                watch.run = LivePostTraining(options, _log)
         watch.until_ended(stop)
         if scrapes is not None:
             scrapes.wait_for_all(stop)  # otherwise Prometheus takes the end of the job for a killed watch
 
 
 def _is_post_training(source: Path) -> bool:
-    """Whether this is a recording of post-training, or a file to which somebody writes, so that it may become one."""
+    """Whether this is a recording of post-training, or a file that is being written, so that it may become one."""
     from tracekit.collectors.importers.rl_logs import looks_like_rl
     from tracekit.live.run import QUIET_S
 
@@ -137,7 +137,7 @@ def _is_post_training(source: Path) -> bool:
 
 
 def _logs_in(source: Path) -> list[str]:
-    """The logs of frameworks in a folder that holds no records: each is a run of its own."""
+    """The framework logs in a folder without records: each is a separate run."""
     from tracekit.collectors.importers.rl_logs import looks_like_rl
 
     look = Look(source)
@@ -161,5 +161,5 @@ def _check_directory(options: LiveOptions) -> None:
     Store(options.store).check_new(None)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     say(f"tracekit: {printable(line)}")

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tracekit.report.questions import Experts
     from tracekit.report.report import Report
 
-#: The FILE that stands for stdout.
+#: The FILE that means stdout.
 STDOUT = Path("-")
 #: Memory of an analysis in one piece for each byte of a Parquet file, at most.
 _BYTES_PER_BYTE = 40
@@ -200,7 +200,7 @@ def whatif_command(
     priced, logged = _read_asked(expert_loads, plans)
     witness = None if metrics is None else _witness(metrics, redact=redact)
     render = None if form is None else _renderer(form, alone=not as_json and markdown != STDOUT)
-    asked = ReportOptions(
+    options = ReportOptions(
         fix=fix,
         keep=keep,
         by=by,
@@ -216,21 +216,22 @@ def whatif_command(
         metrics=witness,
         measured=measured_steps(None if unprofiled is None else read_job(unprofiled)),
     )
-    with progress("reading the trace") as tell:
+    with progress("reading the trace") as show_stage:
         steps = () if ignore_steps is None else parse_steps(ignore_steps, "--ignore-steps")
         lanes: WorkerLanes | None = None
-        named: str | None = "JOB" if redact else source.arguments
+        source_name: str | None = "JOB" if redact else source.arguments
         if source.is_report:
             _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
-            report, named = read_report(source.traces[0]), None
+            report, source_name = read_report(source.traces[0]), None
         elif (used := engine or _engine_for(source)) != "local":
-            asked.refuse_measured(source.arguments, "a pipeline")
-            report, lanes = _parts(_in_batches(source, used, asked, method, redact=redact, ignored=steps, tell=tell))
+            options.refuse_measured(source.arguments, "a pipeline")
+            analysis = _in_batches(source, used, options, method, redact=redact, ignored=steps, show_stage=show_stage)
+            report, lanes = _parts(analysis)
         else:
             try:
                 loaded = source.load(method=method, kernel_classes=kernel_classes)
             except FormatError:
-                loads = _loads_without_gpus(source.traces, priced, logged) if asked.wants_experts else None
+                loads = _loads_without_gpus(source.traces, priced, logged) if options.wants_experts else None
                 if loads is None:
                     raise
                 _print_loads(loads, as_json=as_json)
@@ -239,10 +240,10 @@ def whatif_command(
                 loaded = loaded.without_steps(steps)
             if redact:
                 loaded = loaded.redacted()
-            tell("building the dependency graph")
+            show_stage("building the dependency graph")
             prepared = loaded.lean()
             del loaded  # and with it the ops of a pipeline, which nothing reads any more
-            report, lanes = _parts(prepared.analyse(asked, tell))
+            report, lanes = _parts(prepared.analyse(options, show_stage))
         if not source.is_report:
             report = source.with_run(report, redact=redact)
         if overlap and not report.overlap:
@@ -251,7 +252,7 @@ def whatif_command(
             from tracekit.base.atomic_write import write_text
             from tracekit.dashboards.documents.page import PAGE_FILE, page
 
-            tell("the slowest steps")
+            show_stage("the slowest steps")
             write_text(html, page(report, lanes, gpu_hour=gpu_hour), PAGE_FILE)
     if csv_directory is not None:
         write_tables(report.frames() | ({} if lanes is None else lanes.frames()), csv_directory)
@@ -261,7 +262,7 @@ def whatif_command(
         from tracekit.dashboards.documents.markdown import markdown as as_markdown
         from tracekit.dashboards.documents.markdown import write_markdown
 
-        text = as_markdown(report, gpu_hour=gpu_hour, source=named)
+        text = as_markdown(report, gpu_hour=gpu_hour, source=source_name)
         click.echo(text, nl=False) if markdown == STDOUT else write_markdown(markdown, text)
     if render is not None:
         click.echo(render(report), nl=False)
@@ -270,8 +271,8 @@ def whatif_command(
     elif markdown != STDOUT:
         from tracekit.dashboards.terminal.report import print_report
 
-        path = None if named is None or redact else source.in_browser
-        print_report(report, console(), source=named, path=path, full=full, explain=explain, gpu_hour=gpu_hour)
+        path = None if source_name is None or redact else source.in_browser
+        print_report(report, console(), source=source_name, path=path, full=full, explain=explain, gpu_hour=gpu_hour)
     for path in (csv_directory, parquet_file, markdown, html):
         if path is not None and path != STDOUT:
             click.echo(f"Wrote {printable(str(path))}", err=True)
@@ -281,7 +282,7 @@ def whatif_command(
 
 
 def _witness(source: str, *, redact: bool) -> MetricSource:
-    """The source of metrics. Raises FormatError for what is none, SelectionError with --redact."""
+    """The source of metrics. Raises FormatError for anything else, SelectionError with --redact."""
     from tracekit.collectors.importers.metrics import open_metrics
 
     if redact:
@@ -325,14 +326,14 @@ def _free_bytes() -> int:
 def _in_batches(
     source: JobArguments,
     engine: str,
-    asked: ReportOptions,
+    options: ReportOptions,
     method: str,
     *,
     redact: bool,
     ignored: Sequence[int],
-    tell: Callable[[str], None],
+    show_stage: Callable[[str], None],
 ) -> Analysis:
-    """A job whose steps are analysed in batches. Raises SelectionError for other jobs than pipelines."""
+    """The analysis of a pipeline in batches of steps. Raises SelectionError for other jobs."""
     from tracekit.analysis.replay import Method
     from tracekit.fleet.batches import JobFile, analysed_in_batches
     from tracekit.trace.model import unit_of_time
@@ -342,7 +343,7 @@ def _in_batches(
 
     def analysed(path: Path) -> Analysis:
         file = JobFile(path, source.layout, unit, Method(method), redact)
-        return analysed_in_batches(file, executor, asked=asked, ignored=ignored, progress=tell)
+        return analysed_in_batches(file, executor, options=options, ignored=ignored, progress=show_stage)
 
     analysis = source.of_file(analysed)
     if analysis is None:
@@ -439,7 +440,7 @@ def _check_schedules(schedules: tuple[str, ...]) -> None:
 def _check_writable(parquet_file: Path | None, markdown: Path | None, html: Path | None) -> None:
     """Raise OutputError, before the analysis, for a file that cannot be written."""
     if all(path in (None, STDOUT) for path in (parquet_file, markdown, html)):
-        return  # most people ask for none, and the page takes long to import
+        return  # rarely needed, and the page takes long to import
     from tracekit.analysis.job.pipeline_report import TABLE_FILE
     from tracekit.base.atomic_write import check_writable
     from tracekit.dashboards.documents.markdown import MARKDOWN_FILE
@@ -490,13 +491,13 @@ def rl_command(
     if html is not None:
         check_writable(html, PAGE_FILE)
     stated = None if gpus is None else Gpus.parse(gpus)
-    with progress("reading the log") as tell:
+    with progress("reading the log") as show_stage:
         try:
             job = RlJob.read(files, None if written_by == "auto" else Format(written_by), gpus=stated, slots=slots)
         except FormatError as error:
             reports = [Look(file) for file in files if is_a(Content.REPORT, file)]
             raise (wrong_source(reports[0], Content.TRACE) if reports else None) or error from None
-        report = job.whatif(fix=what_ifs, progress=tell)
+        report = job.whatif(fix=what_ifs, progress=show_stage)
     if html is not None:
         write_text(html, page(report), PAGE_FILE)
         click.echo(f"Wrote {printable(str(html))}", err=True)

@@ -1,1 +1,1 @@
-"""What the time of a window went to: what bills, stores and the verdict of a run add up."""
+"""The costs of a window, which bills, stores and the verdict of a run add up."""

@@ -67,12 +67,12 @@ class ClaimedCosts(Struct, frozen=True):
         lost = dict[tuple[BillPart, str], float]()
         for loss in self.losses:
             lost[loss.part, loss.cause] = lost.get((loss.part, loss.cause), 0.0) + loss.seconds
-        return {to: seconds for to, seconds in lost.items() if seconds > LEAST_S}
+        return {target: seconds for target, seconds in lost.items() if seconds > LEAST_S}
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """What a step goes to beyond planned work, in order."""
-        return (*((*to, seconds) for to, seconds in self.lost.items()), *self.rest)
+        """The claims of a step beyond planned work, in order."""
+        return (*((*target, seconds) for target, seconds in self.lost.items()), *self.rest)
 
 
 def stored_costs(text: str) -> ClaimedCosts | None:
@@ -86,7 +86,7 @@ def stored_costs(text: str) -> ClaimedCosts | None:
 
 
 class BillPart(StrEnum):
-    """What an hour went to, in the order of the bill."""
+    """The parts of a bill, in its order."""
 
     USEFUL = "useful"
     STRAGGLERS = "stragglers"

@@ -1,4 +1,4 @@
-"""What the mean step of a report goes to, as parts of a bill.
+"""Divides the mean step of a report into parts of a bill.
 
 In: a report. Out: seconds of the mean step: each loss of the verdict with its cause and place, and planned work of the
 critical path beyond these. A store keeps them of each window, so that neither a bill nor the verdict of a run reads
@@ -61,10 +61,10 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
     losses_s = _losses_s(report)
-    losses = _beyond(planned, _divided(report, losses_s, planned))
+    losses = _split_planned(planned, _placed(report, losses_s, planned))
     hidden_s = report.verdict.lost_s - sum(losses_s.values())
     losses.append(PlacedLoss(None, BillPart.UNKNOWN, HIDDEN, hidden_s))
-    rest = shown_useful(report, losses_s, _others(report, losses_s))
+    rest = shown_useful(report, losses_s, _uncounted(report, losses_s))
     timed = when_slow(report, step_starts)
     return ClaimedCosts(
         planned, tuple(timed(loss) for loss in losses if loss.seconds + loss.planned_s > LEAST_S), rest, gpus, length_s
@@ -80,38 +80,38 @@ def _losses_s(report: Report) -> dict[LossKind, float]:
     return losses_s
 
 
-def _divided(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
+def _placed(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
     lost, places = list[PlacedLoss](), _places(report)
     for kind, lost_s in losses_s.items():
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        of_kind = [(at, cause) for at, cause in enumerate(report.findings) if _loss_of(cause) is kind]
-        named_s = sum(_cost_s(cause) for _, cause in of_kind)
+        causes = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        named_s = sum(_cost_s(cause) for _, cause in causes)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
-        named = []
-        for position, cause in of_kind:
+        placed = []
+        for position, cause in causes:
             work = _planned_part(cause)
-            to = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
+            billed = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            named.append(PlacedLoss(kind, to, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
+            placed.append(PlacedLoss(kind, billed, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
         cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
         rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
-            on_ranks = [bool(cause.where.ranks) for _, cause in of_kind]
-            uneven_s = sum(_uneven_work_s(report, [*lost, *named], planned).values())
-            rest, named = _without(uneven_s, rest, named, on_ranks)
-        lost += [*named, rest]
+            on_ranks = [bool(cause.where.ranks) for _, cause in causes]
+            uneven_s = sum(_uneven_work_s(report, [*lost, *placed], planned).values())
+            rest, placed = _reduced(uneven_s, rest, placed, on_ranks)
+        lost += [*placed, rest]
     return lost
 
 
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
     """Ranks, hosts and first step of each finding that costs time, by its place among them: as the answer says."""
     leading = report.leading_finding
-    priced = [(at, cause) for at, cause in enumerate(report.findings) if cause.priced]
+    priced = [(position, cause) for position, cause in enumerate(report.findings) if cause.priced]
     priced.sort(key=lambda finding: finding[1] is not leading)
     return {
-        at: (account.ranks, account.hosts, account.first_step)
-        for (at, _), account in zip(priced, report.answer.accounts, strict=False)
+        position: (account.ranks, account.hosts, account.first_step)
+        for (position, _), account in zip(priced, report.answer.accounts, strict=False)
     }
 
 
@@ -125,32 +125,32 @@ def _uneven_work_s(
     uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
-            of_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
+            excess_s = ((op.slowdown or 1.0) - 1) * report.step_time_s.ideal
             named_s = sum(loss.seconds for loss in lost if (loss.part, loss.work) == (BillPart.STRAGGLERS, work))
-            uneven_s[work] = max(min(of_s, planned[work]) - named_s, 0.0)
+            uneven_s[work] = max(min(excess_s, planned[work]) - named_s, 0.0)
     return uneven_s
 
 
-def _without(
-    seconds: float, rest: PlacedLoss, named: Sequence[PlacedLoss], on_ranks: Sequence[bool]
+def _reduced(
+    seconds: float, rest: PlacedLoss, on_causes: Sequence[PlacedLoss], on_ranks: Sequence[bool]
 ) -> tuple[PlacedLoss, list[PlacedLoss]]:
-    """The losses without so many seconds, as far as they go: of the rest first, then of those on ranks."""
+    """The losses reduced by `seconds`, to 0 at least: first the rest, then those on ranks."""
     taken_s = min(rest.seconds, seconds)
     rest, seconds, losses = replace(rest, seconds=rest.seconds - taken_s), seconds - taken_s, list[PlacedLoss]()
-    for loss, on_rank in zip(named, on_ranks, strict=True):
+    for loss, on_rank in zip(on_causes, on_ranks, strict=True):
         taken_s = min(loss.seconds, seconds) if on_rank and loss.work is None else 0.0
         seconds -= taken_s
         losses.append(replace(loss, seconds=loss.seconds - taken_s))
     return rest, losses
 
 
-def _beyond(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
+def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> list[PlacedLoss]:
     """The losses, divided where they are planned work of the critical path: the bill has that time as such."""
-    of_work = dict.fromkeys(planned, 0.0)
+    work_s = dict.fromkeys(planned, 0.0)
     for loss in losses:
         if loss.work is not None:
-            of_work[loss.work] += loss.seconds
-    beyond = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in of_work.items() if seconds}
+            work_s[loss.work] += loss.seconds
+    beyond = {work: max(1 - planned[work] / seconds, 0.0) for work, seconds in work_s.items() if seconds}
     return [
         loss
         if loss.work is None
@@ -163,15 +163,15 @@ def _beyond(planned: Mapping[BillPart, float], losses: Sequence[PlacedLoss]) -> 
     ]
 
 
-def _others(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
-    """What causes of a kind cost beside others that the verdict counts no loss of: in a recording, only the largest."""
+def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
+    """The costs of causes whose kind of loss the verdict does not count: in a recording, it counts only the largest."""
     others = dict[tuple[BillPart, str], float]()
     for cause in report.findings:
         kind = _loss_of(cause)
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
-            to = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
-            others[to] = others.get(to, 0.0) + seconds
+            target = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
+            others[target] = others.get(target, 0.0) + seconds
     return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
 
 
@@ -210,7 +210,7 @@ def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[Pla
         return lambda loss: loss
     steps = np.array([row.step for row in rows])
     took_s = np.array([row.recorded_s for row in rows])
-    slow = _slow(np.array([row.lost_s or 0.0 for row in rows]))
+    slow = _slow_steps(np.array([row.lost_s or 0.0 for row in rows]))
     starts = _starts(steps, step_starts)
 
     def timed(loss: PlacedLoss) -> PlacedLoss:
@@ -226,7 +226,7 @@ def when_slow(report: Report, step_starts: Mapping[int, float]) -> Callable[[Pla
     return timed
 
 
-def _slow(lost_s: Floats) -> Bools:
+def _slow_steps(lost_s: Floats) -> Bools:
     """Whether each step is slow. Half of what is lost is lost in steps that lose as much as the usual slow one: a
     single long step among slow ones does not hide them.
     """
@@ -237,7 +237,7 @@ def _slow(lost_s: Floats) -> Bools:
 
 
 def _starts(steps: Ints, step_starts: Mapping[int, float]) -> Floats | None:
-    """When each step began, as far as that is known; None if it is of none."""
+    """When each step began, as far as known; None if unknown for all."""
     if not step_starts:
         return None
     timed = sorted(step_starts)
@@ -281,7 +281,7 @@ def _computed(report: Report, losses: dict[LossKind, float], others: tuple[Claim
 
 
 def _recording_s(report: Report, gpus: list[GpuInReport]) -> float:
-    """What recording cost of the whole recording, at least: that of the rank that it cost least."""
+    """A lower bound of the recording's own cost: that of the rank with the lowest."""
     steps = [gpu.unprofiled for gpu in gpus if gpu.unprofiled is not None and gpu.unprofiled.profiled_step_s > 0]
     shares = [step.overhead_s / step.profiled_step_s for step in steps]
     return max(min(shares, default=0.0), 0.0) * report.step_time_s.recorded
@@ -293,7 +293,7 @@ def _computed_s(gpu: GpuInReport) -> float:
 
 
 def _generated(report: Report, losses: dict[LossKind, float], others: tuple[Claim, ...]) -> tuple[Claim, ...]:
-    """What engines decode, as trajectories show; a log says how long phases last, not what GPUs do in them."""
+    """The decoding time of engines, from trajectories: a log has the duration of phases, not what GPUs do in them."""
     decoded_s = 0.0
     if report.job.basis == "trajectories":
         inside_s = sum(seconds for kind, seconds in losses.items() if kind in _OF_GENERATION)

@@ -127,7 +127,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
     per_hour = hours / report.step_time_s.recorded
     tables = {
-        "jobs": _many("jobs", [{**_figures(report, metadata, hours, stated=stated), **_of_pipeline(job, report)}]),
+        "jobs": _frame("jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_row(job, report)}]),
         "workers": _workers(report, gpu_uuids(metadata)),
         "steps": _steps(report, starts),
         "causes": _causes(report, per_hour),
@@ -151,9 +151,9 @@ def machines_of(workers: pl.DataFrame) -> pl.DataFrame:
 
     Causes that do not concern a machine (data, garbage collection) do not count.
     """
-    speaks = pl.col("part").is_in(_MACHINE_PARTS)
+    about_machine = pl.col("part").is_in(_MACHINE_PARTS)
     hits = workers.with_columns(
-        pl.when(speaks).then("part").alias("part"), pl.when(speaks).then("cost_s").alias("cost_s")
+        pl.when(about_machine).then("part").alias("part"), pl.when(about_machine).then("cost_s").alias("cost_s")
     )
     kinds = [
         hits.filter(pl.col(kind).is_not_null())
@@ -174,9 +174,9 @@ def exclusion_rows(digest: str, analysis: str, left_out: Sequence[Exclusion]) ->
         "exclusions",
         {
             "job": [digest] * len(left_out),
-            "rule": [str(one.rule) for one in left_out],
-            "scope": [one.scope for one in left_out],
-            "reason": [encodable(one.reason) for one in left_out],
+            "rule": [str(exclusion.rule) for exclusion in left_out],
+            "scope": [exclusion.scope for exclusion in left_out],
+            "reason": [encodable(exclusion.reason) for exclusion in left_out],
             "analysis": [analysis] * len(left_out),
         },
     )
@@ -211,7 +211,7 @@ def _figures(report: Report, metadata: Mapping[str, Any], hours: float, *, state
     }
 
 
-def _of_pipeline(job: Job, report: Report) -> dict[str, Any]:
+def _pipeline_row(job: Job, report: Report) -> dict[str, Any]:
     layout, coverage = report.job.layout, report.coverage
     if not layout or not coverage:
         return {}
@@ -258,7 +258,7 @@ def _workers(report: Report, uuids: Mapping[str, str]) -> pl.DataFrame:
     for culprit in sorted(report.answer.culprits, key=lambda culprit: -culprit.cost_s):
         culprits.setdefault(culprit.worker or culprit.rank, culprit)
     places = [row.worker if isinstance(row, OfWorker) else row.rank for row in rows]
-    named = [culprits.get(place) for place in places]
+    culprit_ranks = [culprits.get(place) for place in places]
     columns = {name: [getattr(row, name, None) for row in rows] for name in ("dp_rank", "pp_rank", "rank")}
     return frame(
         "workers",
@@ -269,7 +269,7 @@ def _workers(report: Report, uuids: Mapping[str, str]) -> pl.DataFrame:
             "gpu": [uuids.get(str(rank)) for rank in columns["rank"]],
             "slowest": [place in slowest for place in places],
             **{
-                figure: [None if culprit is None else getattr(culprit, figure) for culprit in named]
+                figure: [None if culprit is None else getattr(culprit, figure) for culprit in culprit_ranks]
                 for figure in ("part", "cost_s", "confidence")
             },
         },
@@ -288,7 +288,7 @@ def _causes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, (cause, sentence) in enumerate(zip(report.findings, report.answer.causes, strict=True))
     ]
-    return _many("causes", rows)
+    return _frame("causes", rows)
 
 
 def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
@@ -301,7 +301,7 @@ def _fixes(report: Report, per_hour: float) -> pl.DataFrame:
         }
         for order, fix in enumerate(report.fixes)
     ]
-    return _many("fixes", rows)
+    return _frame("fixes", rows)
 
 
 def _identity(name: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _gpu_hours(metadata: Mapping[str, Any], gpus: int, recorded: Any) -> tuple[f
     return float(recorded.sum()) * gpus / 3600, False
 
 
-def _many(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+def _frame(table: str, rows: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
     names = rows[0] if rows else ("job",)
     return frame(table, {name: [row[name] for row in rows] for name in names}).with_columns(
         pl.selectors.float().fill_nan(None)

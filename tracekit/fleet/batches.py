@@ -40,7 +40,7 @@ from tracekit.trace.units import FEWEST_STEPS
 if TYPE_CHECKING:
     from tracekit.analysis.job.job import Analysis, ReportOptions
 
-#: The ops of a batch, as far as a step does not have more, and those from which causes and fixes follow.
+#: Most ops of a batch, unless a single step has more, and of the steps from which causes and fixes follow.
 BATCH_OPS, EVIDENCE_OPS = 4_000_000, 8_000_000
 #: Upper bound for the memory of the analysis of a batch, bytes for each op.
 BYTES_PER_OP = 160
@@ -81,8 +81,8 @@ class JobFile(Struct, frozen=True):
         return trace.redacted() if self.redact else trace
 
 
-class _Seen(Struct, frozen=True):
-    """What a batch has: the `ranks` of its workers, how many worker-steps, and `cut_steps`."""
+class _BatchFacts(Struct, frozen=True):
+    """Facts about a batch: the `ranks` of its workers, the number of worker-steps, and `cut_steps`."""
 
     ranks: Mapping[Worker, int]
     worker_steps: int
@@ -92,13 +92,13 @@ class _Seen(Struct, frozen=True):
 class _Result(Struct, frozen=True):
     """The result of a batch: `asked` and its `part` of the question, or the replayed steps; or its error."""
 
-    seen: _Seen | None
+    seen: _BatchFacts | None
     asked: Callable[[Sequence[Any]], Any] | None
     part: Any
 
 
 def analyse_batch(batch: Batch) -> TaskOutcome:
-    """Analyse a batch as far as the answers in its folder allow, and leave the result there."""
+    """Analyse a batch as far as the answers in its folder allow, and store the result there."""
     folder = Path(batch.folder)
     job, batches = _load(folder / "job")
     result = _analysed(job, batches[batch.number], folder / f"placed-{batch.number}", _load(folder / "answers"))
@@ -110,19 +110,19 @@ def analyse_batch(batch: Batch) -> TaskOutcome:
 
 
 def _analysed(job: JobFile, steps: Sequence[int], placed: Path, answers: Sequence[Any]) -> _Result:
-    whole, seen = Divided(answers), None
+    divided, seen = Divided(answers), None
     try:
         if placed.exists():
-            seen, trace, lanes, whole.asked = _load(placed)
+            seen, trace, lanes, divided.asked = _load(placed)
         else:
             trace = job.read(steps)
-            seen = _Seen(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
-            lanes = place_lanes(trace, whole)
+            seen = _BatchFacts(trace.worker_ranks(), trace.coverage().worker_steps_traced, cut_steps(trace))
+            lanes = place_lanes(trace, divided)
             # can be pickled
             trace = replace(trace.outline(), step_starts=dict(trace.step_starts), metadata=dict(trace.metadata))
-            _save(placed, (seen, trace, lanes, whole.asked))
-        graph = JobGraph.from_trace(trace, job.method, whole, lanes, lambda: job.read(steps))
-        return _Result(seen, None, ReplayedSteps.of(graph.replay, whole))
+            _save(placed, (seen, trace, lanes, divided.asked))
+        graph = JobGraph.from_trace(trace, job.method, divided, lanes, lambda: job.read(steps))
+        return _Result(seen, None, ReplayedSteps.of(graph.replay, divided))
     except Asked as question:
         return _Result(seen, question.merge, question.part)
     except TracekitError as error:
@@ -137,9 +137,9 @@ def analysed_in_batches(
     batch_ops: int = BATCH_OPS,
     evidence_ops: int = EVIDENCE_OPS,
     progress: Progress = lambda _: None,
-    asked: ReportOptions,
+    options: ReportOptions,
 ) -> Analysis:
-    """The analysis of a job. `asked`: as `Job.analyse` takes it. `ignored`: step numbers to leave out.
+    """The analysis of a job. `options`: as `Job.analyse` takes it. `ignored`: step numbers to leave out.
 
     `batch_ops`, `evidence_ops`: the ops of a batch, and of the steps from which causes and fixes follow, unless a
     single step has more. Raises TraceError and its like as the analysis in one piece does, SelectionError if only that
@@ -156,13 +156,13 @@ def analysed_in_batches(
         raise SelectionError(f"--ignore-steps leaves {len(steps)} of {len(rows)} steps, {min(rows)} to {max(rows)}")
     job.read(list(steps)[:FEWEST_STEPS])  # what is wrong with the file, and a clock that runs on, shows at once
     ops = sum(steps.values())
-    whole = _Whole(job, executor)
-    while (parts := whole.replayed(steps, batch_ops)) is None:
+    run = _BatchedJob(job, executor)
+    while (parts := run.replayed(steps, batch_ops)) is None:
         pass
-    return whole.analysis(joined(parts), ops, len(steps), evidence_ops, asked)
+    return run.analysis(joined(parts), ops, len(steps), evidence_ops, options)
 
 
-class _Whole:
+class _BatchedJob:
     """The analysis of a job in rounds. `steps`: ops of each step that is not left out."""
 
     def __init__(self, job: JobFile, executor: Executor) -> None:
@@ -170,7 +170,7 @@ class _Whole:
         self.left_out: tuple[int, ...] = ()
         self.dropped: tuple[tuple[int, int], ...] = ()
         self.answers: list[Any] = []
-        self.seen: list[_Seen] = []
+        self.seen: list[_BatchFacts] = []
         self.steps: dict[int, int] = {}
 
     def replayed(self, steps: Mapping[int, int], batch_ops: int) -> list[ReplayedSteps] | None:
@@ -185,15 +185,15 @@ class _Whole:
                 _save(folder / "answers", self.answers)
                 results = self._round(folder, batches)
                 self.seen = self.seen or [result.seen for result in results if result.seen is not None]
-                if error := next((one.part for one in results if isinstance(one.part, TracekitError)), None):
+                if error := next((result.part for result in results if isinstance(result.part, TracekitError)), None):
                     self._leave_out_cut(error)
                     return None
-                asked = {result.asked for result in results}
-                if asked == {None}:
+                merges = {result.asked for result in results}
+                if merges == {None}:
                     return [result.part for result in results]
-                if len(asked) > 1:
+                if len(merges) > 1:
                     raise SelectionError(f"{self.job.path}: its steps differ too much for batches; use --engine local")
-                (merge,) = asked
+                (merge,) = merges
                 assert merge is not None, "handled above"
                 answer = merge([result.part for result in results])
                 if isinstance(answer, JobLanes) and self._leaves_out(answer):
@@ -201,8 +201,8 @@ class _Whole:
                 self.answers.append(answer)
 
     def _round(self, folder: Path, batches: Sequence[Sequence[int]]) -> list[_Result]:
-        most = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in some) for some in batches]
-        unfinished = {number: Batch(str(folder), number, most[number]) for number in range(len(batches))}
+        memory_bytes = [BASE_BYTES + BYTES_PER_OP * sum(self.steps[step] for step in batch) for batch in batches]
+        unfinished = {number: Batch(str(folder), number, memory_bytes[number]) for number in range(len(batches))}
         for attempt in range(_ATTEMPTS):
             for outcome in self.executor.run(list(unfinished.values()), alone=attempt > 0):
                 reason = outcome.reason
@@ -225,7 +225,7 @@ class _Whole:
         return TraceError(f"{self.job.path}: steps {steps[0]} to {steps[-1]}: {reason}")
 
     def _leave_out_cut(self, error: TracekitError) -> None:
-        """Leave out steps whose recording was cut. Raises `error` if that is not why there is one."""
+        """Leave out steps whose recording was cut. Raises `error` if it has another reason."""
         if isinstance(error, LayoutError):  # a stage or a rank may be missing from these steps only
             raise SelectionError(f"{error}. If other steps have it: --engine local")
         cut = tuple(step for seen in self.seen for step in seen.cut)
@@ -246,31 +246,31 @@ class _Whole:
         return False
 
     def analysis(
-        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, asked: ReportOptions
+        self, fields: Mapping[str, Any], ops: int, steps: int, evidence_ops: int, options: ReportOptions
     ) -> Analysis:
         """The analysis, with causes and fixes from some steps."""
         from tracekit.analysis.job.pipeline_report import ReplayedJob, published_graph
 
         sampled = _spread(self.steps, evidence_ops)
-        all_here, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))
-        trace = self.job.read([*sampled, *left_out] if all_here else sampled)
-        replayed = trace.without_steps(left_out) if all_here and left_out else trace
+        all_sampled, left_out = len(sampled) == len(self.steps), tuple(sorted(self.left_out))
+        trace = self.job.read([*sampled, *left_out] if all_sampled else sampled)
+        replayed = trace.without_steps(left_out) if all_sampled and left_out else trace
         graph = JobGraph.from_trace(replayed, self.job.method, Divided(self.answers))
-        whole = structs.replace(graph.graph, dropped_lanes=self.dropped)
-        graph = structs.replace(graph, graph=whole, left_out_steps=left_out)
+        op_graph = structs.replace(graph.graph, dropped_lanes=self.dropped)
+        graph = structs.replace(graph, graph=op_graph, left_out_steps=left_out)
         ranks = self._ranks()
         dp_rank, pp_rank = np.array([(worker.dp_rank, worker.pp_rank) for worker in ranks]).T
         lean = ReplayedJob(
             trace=trace.outline(),
             ops=ops,
             graph=graph,
-            published=published_graph(trace, graph) if all_here else None,
+            published=published_graph(trace, graph) if all_sampled else None,
         )
         del trace, replayed
-        analysed = lean.analysed(asked)
+        analysed = lean.analysed(options)
         attribution = structs.replace(analysed.attribution, **fields)
         diagnosis = analysed.diagnosis
-        if not all_here:
+        if not all_sampled:
             trust = attribution.trust_given(diagnosis.trust.unexplained)
             reasons = trust.reasons or diagnosis.trust.reasons
             trust = structs.replace(trust, trustworthy=not reasons, reasons=reasons)
@@ -285,8 +285,8 @@ class _Whole:
             coverage=TraceCoverage.of(lean.trace.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
-            published=analysed.published if all_here else None,
-            evidence_steps=None if all_here else len(sampled),
+            published=analysed.published if all_sampled else None,
+            evidence_steps=None if all_sampled else len(sampled),
         ).analysis()
 
     def _ranks(self) -> dict[Worker, int]:
@@ -299,7 +299,7 @@ class _Whole:
 
 
 def _batches(steps: Mapping[int, int], most: int) -> Iterator[list[int]]:
-    """Runs of neighbouring steps that have at most so many ops, or a single step. `steps`: the ops of each."""
+    """Runs of neighbouring steps with at most `most` ops, or a single step. `steps`: the ops of each."""
     batch, size = list[int](), 0
     for step, ops in steps.items():
         if batch and size + ops > most:
@@ -311,10 +311,10 @@ def _batches(steps: Mapping[int, int], most: int) -> Iterator[list[int]]:
 
 
 def _spread(steps: Mapping[int, int], most: int) -> list[int]:
-    """Evenly spread steps that have about so many ops, at least one of them. `steps`: the ops of each."""
+    """Evenly spread steps with about `most` ops together, at least one step. `steps`: the ops of each."""
     numbers = list(steps)
     count = min(len(numbers), max(1, most * len(numbers) // sum(steps.values())))
-    return [numbers[at] for at in np.linspace(0, len(numbers) - 1, count).round().astype(int).tolist()]
+    return [numbers[position] for position in np.linspace(0, len(numbers) - 1, count).round().astype(int).tolist()]
 
 
 def _load(path: Path) -> Any:
@@ -324,11 +324,11 @@ def _load(path: Path) -> Any:
 
 def _save(path: Path, value: Any) -> None:
     """Write a file as a whole, so that a task that dies leaves none. Raises OutputError."""
-    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with open(whole, "wb") as file:
+        with open(temporary, "wb") as file:
             pickle.dump(value, file, pickle.HIGHEST_PROTOCOL)
-        whole.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise OutputError(
             f"{path.parent}: temporary files of the analysis: {error.strerror}; set TMPDIR to a folder with more room"

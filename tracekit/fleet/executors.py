@@ -55,8 +55,8 @@ class _Process:
             outcome: TaskOutcome = pickle.load(self.process.stdout)  # noqa: S301 - of our own process
         except (OSError, EOFError, pickle.UnpicklingError):
             code = self.process.wait()
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {how}", died=True)
+            ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=f"its analysis {ending}", died=True)
         return outcome
 
     def end(self) -> None:
@@ -71,13 +71,13 @@ class LocalExecutor:
         self.processes, self.memory_bytes = processes, memory_bytes
 
     def run(self, tasks: Sequence[AnyTask], *, alone: bool = False) -> Iterator[TaskOutcome]:
-        most = 1 if alone else min(self.processes, len(tasks))
+        limit = 1 if alone else min(self.processes, len(tasks))
         waiting, idle = list(tasks), list[_Process]()
         running: dict[Future[TaskOutcome], tuple[_Process, AnyTask]] = {}
-        pool = ThreadPoolExecutor(max(most, 1))
+        pool = ThreadPoolExecutor(max(limit, 1))
         try:
             while waiting or running:
-                while len(running) < most and (task := self._next(waiting, [task for _, task in running.values()])):
+                while len(running) < limit and (task := self._pop(waiting, [task for _, task in running.values()])):
                     process = idle.pop() if idle else _Process()
                     running[pool.submit(process.work, task)] = process, task
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
@@ -94,7 +94,7 @@ class LocalExecutor:
             for process in (*idle, *(process for process, _ in running.values())):
                 process.end()
 
-    def _next(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
+    def _pop(self, waiting: list[AnyTask], running: Sequence[AnyTask]) -> AnyTask | None:
         """Remove and return the first task that fits into memory next to the others."""
         used_bytes = sum(task.memory_bytes for task in running)
         idle = BASE_BYTES * (min(self.processes, len(running) + len(waiting)) - len(running) - 1)
@@ -144,13 +144,13 @@ class RayExecutor:
 
     def _outcomes(self, ray: Any, tasks: Sequence[AnyTask], *, alone: bool) -> Iterator[TaskOutcome]:
         """Submit tasks as others return, so that Ray never holds many."""
-        work = ray.remote(num_cpus=1, max_retries=0)(_work)
-        most = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
+        work = ray.remote(num_cpus=1, max_retries=0)(_work_in_ray)
+        limit = 1 if alone else max(1, int(ray.cluster_resources().get("CPU", 1)) * _AHEAD)
         largest = max((node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["Alive"]), default=0.0)
         waiting = list(reversed(tasks))
         running: dict[Any, AnyTask] = {}
         while waiting or running:
-            while waiting and len(running) < most:
+            while waiting and len(running) < limit:
                 task = waiting.pop()
                 memory = int(min(task.memory_bytes, max(largest, BASE_BYTES)))
                 running[work.options(memory=memory).remote(pickle.dumps(task))] = task
@@ -163,7 +163,7 @@ class RayExecutor:
                 yield TaskOutcome(task.name, rule=str(Rule.CRASHED), reason=reason, died=True)
 
 
-def _work(task: bytes) -> bytes:
+def _work_in_ray(task: bytes) -> bytes:
     """Runs in a Ray process. Bytes in and out: Ray itself imports nothing of ours."""
     os.environ.update(ONE_THREAD)  # before polars is imported, which reads the number of threads then
     return pickle.dumps(work(pickle.loads(task)))  # noqa: S301 - of our own driver

@@ -28,7 +28,7 @@ from tracekit.report.tables import plain
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192)
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
 #: Quantiles of a curve.
-CURVE = tuple((at + 1) / 200 for at in range(200))
+CURVE = tuple((index + 1) / 200 for index in range(200))
 MOST_FIXES = 10
 _WEEK_S = 7 * 86_400
 #: A job has a cause if the cause costs it at least this share of the step.
@@ -132,7 +132,7 @@ def figures_of(study: Study) -> FleetFigures:
     columns = [np.ones(len(hours)), hours, straggling, straggling * hours, lost]
     columns += [of_jobs(jobs, fixes.filter(kind=kind), "gpu_hours") for kind in titles["kind"]]
     sums = bootstrapped(np.stack(columns, axis=1)) if jobs.height else np.empty((0, len(columns)))
-    jobs_in_sample, weight, slow, slow_hours, gone = (sums[:, at] for at in range(5))
+    jobs_in_sample, hour_sums, slow_sums, slow_hours, lost_sums = (sums[:, column] for column in range(5))
     return FleetFigures(
         sources=sources.height + study.read("exclusions", ["job"])["job"].null_count(),
         contents=sources["job"].n_unique(),
@@ -140,9 +140,9 @@ def figures_of(study: Study) -> FleetFigures:
         jobs=jobs.height,
         gpu_hours=float(hours.sum()),
         lost_gpu_hours=float(lost.sum()),
-        straggling_jobs=ratio(straggling, columns[0], slow, jobs_in_sample),
-        straggling_hours=ratio(columns[3], hours, slow_hours, weight),
-        lost=ratio(lost, hours, gone, weight),
+        straggling_jobs=ratio(straggling, columns[0], slow_sums, jobs_in_sample),
+        straggling_hours=ratio(columns[3], hours, slow_hours, hour_sums),
+        lost=ratio(lost, hours, lost_sums, hour_sums),
         samples=samples_of(jobs.height),
         left_out=tuple(_left_out(study)),
         analyses=tuple(sorted(jobs["analysis"].unique())),
@@ -150,8 +150,8 @@ def figures_of(study: Study) -> FleetFigures:
         causes=_causes(study, jobs),
         groups=_groups(study, jobs),
         patterns=_patterns(study, jobs),
-        fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], weight)),
-        paper=beside_paper(jobs, study),
+        fixes=tuple(_fixes(titles, columns[5:], hours, sums[:, 5:], hour_sums)),
+        paper=tuple(_beside_paper(jobs, study)),
     )
 
 
@@ -167,7 +167,7 @@ def of_jobs(jobs: pl.DataFrame, rows: pl.DataFrame, column: str) -> Floats:
 
 def _left_out(study: Study) -> Sequence[JobsLeftOut]:
     """Every rule with the jobs that it leaves out; a job counts as first under its first rule."""
-    order = {str(rule): at for at, rule in enumerate(Rule)}
+    order = {str(rule): index for index, rule in enumerate(Rule)}
     rows = study.read("exclusions").with_columns(
         who=pl.coalesce("job", "source"), order=pl.col("rule").replace_strict(order, return_dtype=pl.Int64)
     )
@@ -179,7 +179,7 @@ def _left_out(study: Study) -> Sequence[JobsLeftOut]:
         rules.append(
             JobsLeftOut(Rule(rule), scope, jobs, int((first == number).sum()) if scope == EVERYWHERE else jobs)
         )
-    return [one for one in rules if one.jobs]
+    return [rule for rule in rules if rule.jobs]
 
 
 def quantiles(jobs: pl.DataFrame, shares: Sequence[float]) -> pl.DataFrame:
@@ -216,7 +216,7 @@ def _groups(study: Study, jobs: pl.DataFrame) -> dict[str, pl.DataFrame]:
     names = [f"up to {SIZES[0]:,}", *(f"{low + 1:,} to {high:,}" for low, high in pairwise(SIZES)),
              f"above {SIZES[-1]:,}"]  # fmt: skip
     size = pl.Series(names)[ends.search_sorted(jobs["gpus"].cast(pl.Float64), side="left")]
-    order = {name: at for at, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(names)}
     sizes = grouped(jobs.with_columns(size=size), pl.col("size")).sort(pl.col("group").replace_strict(order))
     timed = jobs.filter(pl.col("started_at").is_not_null())
     week = pl.from_epoch((pl.col("started_at") // _WEEK_S * _WEEK_S).cast(pl.Int64)).dt.strftime("%Y-%m-%d")
@@ -247,17 +247,17 @@ def _hosts(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
 def _causes(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """`kind`, `title`, `jobs`, `lost_gpu_hours`, `lost` (share of all GPU-hours), most lost first."""
     rows = study.table("causes").select("job", "kind", "title", "lost_gpu_hours").collect()
-    whole = float(jobs["gpu_hours"].sum()) or float("nan")
-    of_job = (
+    all_hours = float(jobs["gpu_hours"].sum()) or float("nan")
+    largest = (
         rows.join(jobs.select("job", hours=pl.col("gpu_hours")), on="job")
         .group_by("job", "kind", "hours", maintain_order=True)
         .agg(pl.col("title").first(), pl.col("lost_gpu_hours").sum())
         .filter(pl.col("lost_gpu_hours") >= SMALLEST_SHARE * pl.col("hours"))
     )
     return (
-        of_job.group_by("kind")
+        largest.group_by("kind")
         .agg(title=pl.col("title").mode().min(), jobs=pl.len(), lost_gpu_hours=pl.col("lost_gpu_hours").sum())
-        .with_columns(lost=pl.col("lost_gpu_hours") / whole)
+        .with_columns(lost=pl.col("lost_gpu_hours") / all_hours)
         .sort("lost_gpu_hours", "kind", descending=[True, False])
     )
 
@@ -270,23 +270,19 @@ def _patterns(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
     """
     slow = pl.col("straggling")
     collecting = study.table("causes").filter(kind="python-gc").select("job").unique().collect()["job"].to_list()
-    together = pl.col("forward_backward_correlation") >= 0.9
+    correlated = pl.col("forward_backward_correlation") >= 0.9
     wanted = [
         *(("over steps", str(shape), pl.col("time_pattern") == str(shape)) for shape in TimeShape),
         *(("over workers", str(shape), pl.col("space_pattern") == str(shape)) for shape in SpaceShape),
         ("straggling because of", "the slowest 3% of workers, half of it or more", slow & (pl.col("m_w") >= 0.5)),
         ("straggling because of", "the last stage, half of it or more", slow & (pl.col("m_s") >= 0.5)),
-        (
-            "straggling because of",
-            "sequence lengths (r >= 0.9)",
-            slow & together,
-        ),
+        ("straggling because of", "sequence lengths (r >= 0.9)", slow & correlated),
         ("straggling because of", "garbage collection (a cause)", slow & pl.col("job").is_in(collecting)),
     ]
     hours = pl.col("gpu_hours").sum()
     rows = []
-    for group, name, holds in wanted:
-        matching = jobs.filter(holds.fill_null(value=False))
+    for group, name, condition in wanted:
+        matching = jobs.filter(condition.fill_null(value=False))
         shares = {
             "jobs": matching.height / max(jobs.height, 1),
             "hours": float(matching.select(hours).item()) / (float(jobs.select(hours).item()) or float("nan")),
@@ -364,23 +360,23 @@ def bootstrapped(columns: Floats, seed: int = 0) -> Floats:
     jobs, samples = len(columns), samples_of(len(columns))
     generator = np.random.default_rng(seed)
     sums = np.empty((samples, columns.shape[1]))
-    drawn = np.empty((_AT_ONCE, jobs))
+    sampled = np.empty((_AT_ONCE, jobs))
     for first in range(0, samples, _AT_ONCE):
         count = min(_AT_ONCE, samples - first)
-        for sample in drawn[:count]:
+        for sample in sampled[:count]:
             sample[:] = np.bincount(generator.integers(0, jobs, jobs, dtype=np.int64), minlength=jobs)
-        sums[first : first + count] = drawn[:count] @ columns
+        sums[first : first + count] = sampled[:count] @ columns
     return sums
 
 
-def ratio(of: Floats, to: Floats, of_samples: Floats, to_samples: Floats) -> Interval:
-    """A ratio of two sums. `of`, `to`: columns [jobs]; `of_samples`, `to_samples`: their sums in each sample."""
-    whole = float(to.sum())
-    if not whole > 0:
+def ratio(part: Floats, total: Floats, part_samples: Floats, total_samples: Floats) -> Interval:
+    """A ratio of two sums. `part`, `total`: columns, [jobs]; the others: their sums in each sample, [samples]."""
+    total_sum = float(total.sum())
+    if not total_sum > 0:
         return Interval(float("nan"), float("nan"), float("nan"))
     with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = interval(of_samples / to_samples)
-    return Interval(float(of.sum()) / whole, low, high)
+        low, high = interval(part_samples / total_samples)
+    return Interval(float(part.sum()) / total_sum, low, high)
 
 
 def interval(samples: Floats) -> tuple[float, float]:
@@ -405,15 +401,9 @@ class PaperFigure:
     status: str = AS_REPORTED
 
 
-def beside_paper(jobs: pl.DataFrame, study: Study) -> tuple[PaperFigure, ...]:
-    """The paper's figures and ours, for jobs of 128 GPUs and more, as in the paper.
-
-    The paper's figures have not been checked against its text here: all are shown as reported.
-    """
-    return tuple(_figures(jobs.filter(pl.col("gpus") >= SMALLEST_JOB), study))
-
-
-def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
+def _beside_paper(jobs: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
+    """The paper's figures, as reported, and ours of jobs as large as those in the paper."""
+    large = jobs.filter(pl.col("gpus") >= SMALLEST_JOB)
     slow = large.filter("straggling")
     single = slow.filter(pl.col("m_w") >= 0.5)
     long = large.filter(pl.col("forward_backward_correlation") >= 0.9)
@@ -442,8 +432,8 @@ def _figures(large: pl.DataFrame, study: Study) -> Iterator[PaperFigure]:
     )  # fmt: skip
 
 
-def _share(name: str, paper: float, part: pl.DataFrame, whole: pl.DataFrame) -> PaperFigure:
-    return PaperFigure(name, paper, part.height / whole.height if whole.height else None, SHARE, whole.height)
+def _share(name: str, paper: float, part: pl.DataFrame, total: pl.DataFrame) -> PaperFigure:
+    return PaperFigure(name, paper, part.height / total.height if total.height else None, SHARE, total.height)
 
 
 def _mean(name: str, paper: float, jobs: pl.DataFrame) -> PaperFigure:

@@ -32,8 +32,7 @@ def recurring_culprits(study: Study, rate: float = FALSE_DISCOVERY_RATE) -> pl.D
     tested = [
         _tested(kind, machines.filter(pl.col("kind") == kind).drop("kind"), jobs, left_out) for kind in ("host", "gpu")
     ]
-    culprits = pl.concat(tested).filter(pl.col("q_value") <= rate)
-    return culprits.sort("q_value", "p_value", "machine")
+    return pl.concat(tested).filter(pl.col("q_value") <= rate).sort("q_value", "p_value", "machine")
 
 
 def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Series) -> pl.DataFrame:
@@ -43,7 +42,7 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
     job, many millions: all are counted, but only those of jobs with hits are read, using Parquet's own filter.
     """
     hits = rows.filter(pl.col("part").is_not_null()).collect().join(jobs.select("job"), on="job", how="semi")
-    in_hit_jobs = _of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
+    in_hit_jobs = _rows_of_jobs(rows, hits["job"].unique()).select("job", "machine").collect()
     seen = _jobs_of_each(rows, left_out).filter(pl.col("jobs") >= FEWEST_JOBS)
     chance = (
         in_hit_jobs.group_by("job")
@@ -52,11 +51,11 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
         .select("job", chance=pl.col("hit") / pl.col("machines"))
     )
     chances = in_hit_jobs.join(chance, on="job", maintain_order="left")
-    of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
+    chances_of_hit = chances.join(hits.select("machine"), on="machine", how="semi", maintain_order="left")
     machines = (
         seen.join(_summed(hits, jobs), on="machine", how="left")
         .join(chances.group_by("machine").agg(expected=pl.col("chance").sum()), on="machine", how="left")
-        .join(of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
+        .join(chances_of_hit.group_by("machine").agg(chances="chance"), on="machine", how="left")
         .with_columns(pl.col("hit", "expected", "lost_gpu_hours").fill_null(0), pl.col("parts").fill_null(""))
         .sort("machine")
     )
@@ -68,14 +67,14 @@ def _tested(kind: str, rows: pl.LazyFrame, jobs: pl.DataFrame, left_out: pl.Seri
     ).select(CULPRITS)
 
 
-def _of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
+def _rows_of_jobs(rows: pl.LazyFrame, jobs: pl.Series) -> pl.LazyFrame:
     return rows.filter(pl.col("job").is_in(jobs.implode()))
 
 
 def _jobs_of_each(rows: pl.LazyFrame, left_out: pl.Series) -> pl.DataFrame:
     """`machine`, and its number of `jobs`, except those left out."""
     count = pl.len().cast(pl.Int64)
-    without = _of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
+    without = _rows_of_jobs(rows, left_out).group_by("machine").agg(left_out=count).collect()
     return (
         rows.group_by("machine")
         .agg(jobs=count)

@@ -52,17 +52,17 @@ class StudySource:
         return self.url.startswith(ADDRESSES)
 
 
-def find_sources(named: Iterable[str]) -> list[StudySource]:
+def find_sources(arguments: Iterable[str]) -> list[StudySource]:
     """Return all jobs in the named places, once each, by url. Raises SelectionError for a name without any.
 
     Reads only names, sizes and times, and the first bytes of files whose names do not identify them.
     """
     sources: dict[str, StudySource] = {}
-    for text in named:
-        in_place = list(_expand(text, Search(Path(text), bounded=False)))
-        for source in in_place:
+    for text in arguments:
+        matches = list(_expand(text, Search(Path(text), bounded=False)))
+        for source in matches:
             sources.setdefault(source.url, source)
-        if not in_place:
+        if not matches:
             raise SelectionError(
                 f"{short(text)}: no trace found; expected trace files, a folder, a glob, a store or s3://, gs://, az://"
             )

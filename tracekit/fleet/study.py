@@ -65,7 +65,7 @@ class Study:
         self.contained = Contained(path)
 
     def _parts(self, table: str, parts: str = PARTS) -> list[Path]:
-        """The files of these parts of a table that are there."""
+        """The existing files of these parts of a table."""
         names = [_name(table, part) for part in parts]
         return [self.path / name for name in names if self.contained.status(name) is not None]
 
@@ -97,10 +97,10 @@ class Study:
         """Every table file with its size and time, which changes whenever a table does."""
         names = [_name(table, part) for table in TABLES for part in PARTS]
         status = {name: self.contained.status(name) for name in names}
-        return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status.items() if found is not None)
+        return tuple((name, file.st_size, file.st_mtime_ns) for name, file in status.items() if file is not None)
 
     def table(self, name: str) -> pl.LazyFrame:
-        """A table, lazily; without rows if nothing is there yet."""
+        """A table, lazily; without rows before the first run."""
         files = self._parts(name)
         if not files:
             return pl.LazyFrame(schema=TABLES[name])
@@ -121,10 +121,10 @@ class Study:
         """True if a content has been analysed, in the tables or not."""
         if self.contained.status(_result_name(digest, analysis)) is not None:
             return True
-        own = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
+        is_job = (pl.col("job") == digest) & (pl.col("analysis") == analysis)
         parts = (*self._parts("jobs", digest[0]), *self._parts("exclusions", PARTS[0]))
         return any(
-            not pl.scan_parquet(part, glob=False).filter(own).select("job").head(1).collect().is_empty()
+            not pl.scan_parquet(part, glob=False).filter(is_job).select("job").head(1).collect().is_empty()
             for part in parts
         )
 
@@ -165,14 +165,14 @@ class Study:
                 except BlockingIOError:
                     raise StudyError(f"{self.path}: another run is writing this study; wait for it") from None
                 if self.contained.status(STUDY_MARK) is None:
-                    self._put(STUDY_MARK, _MARK_TEXT.encode())
+                    self._replace_file(STUDY_MARK, _MARK_TEXT.encode())
                 self.check()
                 list(self._waiting(analysis))  # removes unfinished results and those of another analysis
                 yield
         except OSError as error:
             raise _cannot_write(self.path, error) from None
 
-    def note_seen(self, source: StudySource, outcome: TaskOutcome) -> None:
+    def log_seen(self, source: StudySource, outcome: TaskOutcome) -> None:
         """Note the content of a source, so that a run after a killed one need not read it again. Raises OSError."""
         if outcome.digest is not None:
             self.contained.append(_SEEN, _line(source.url, outcome.stamp, outcome.digest))
@@ -182,10 +182,10 @@ class Study:
 
         def write(file: BinaryIO) -> None:
             with zipfile.ZipFile(file, "w") as archive:
-                for table, of_table in rows.items():
-                    held = io.BytesIO()
-                    of_table.write_ipc(held, compression="zstd")
-                    archive.writestr(table, held.getvalue())
+                for table, frame in rows.items():
+                    buffer = io.BytesIO()
+                    frame.write_ipc(buffer, compression="zstd")
+                    archive.writestr(table, buffer.getvalue())
 
         name = _result_name(digest, analysis)
         self.contained.put_by(name, f"{name}-{os.getpid()}{_UNFINISHED}", write)
@@ -198,7 +198,7 @@ class Study:
                 rows = {table: pl.read_ipc(io.BytesIO(archive.read(table))) for table in archive.namelist()}
         except (zipfile.BadZipFile, pl.exceptions.PolarsError, EOFError):
             rows = {"": pl.DataFrame()}
-        if any(table not in TABLES or of_table.schema != TABLES[table] for table, of_table in rows.items()):
+        if any(table not in TABLES or frame.schema != TABLES[table] for table, frame in rows.items()):
             self.contained.remove(name)
             return None
         return rows
@@ -218,26 +218,26 @@ class Study:
         `failed`: outcomes without a lasting result, by source. `tried`: all sources of this run.
         """
         before = {row["source"]: row["job"] for row in self.read("sources").to_dicts()}
-        now = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
+        digests = before | {url: digest for url, (_, digest) in self.seen().items() if url not in failed}
         results = dict(self._waiting(analysis))
-        wanted = set(now.values())
+        wanted = set(digests.values())
         dropped = set(before.values()) - wanted
-        first = _first_source(now)
+        first = _first_source(digests)
         left_out = [self._old_exclusions(wanted - results.keys(), set(failed) | tried)]
         for part in PARTS:
-            of_part = {digest: name for digest, name in results.items() if digest[0] == part}
-            if of_part or any(digest[0] == part for digest in dropped):
-                left_out += self._fold_part(part, of_part, wanted)
-        left_out.append(_failures([one for url, one in failed.items() if url not in now]))
+            part_results = {digest: name for digest, name in results.items() if digest[0] == part}
+            if part_results or any(digest[0] == part for digest in dropped):
+                left_out += self._fold_part(part, part_results, wanted)
+        left_out.append(_failures([outcome for url, outcome in failed.items() if url not in digests]))
         exclusions = pl.concat(left_out).with_columns(
             source=pl.coalesce("source", pl.col("job").replace_strict(first, default=None, return_dtype=pl.String))
         )
         self._write("exclusions", exclusions.sort("job", "source", "rule", nulls_last=True))
-        sources = frame("sources", {"source": sorted(now), "job": [now[url] for url in sorted(now)]})
+        sources = frame("sources", {"source": sorted(digests), "job": [digests[url] for url in sorted(digests)]})
         self._write("sources", sources)
         for name in results.values():
             self.contained.remove(name)
-        self._forget(now)
+        self._forget(digests)
 
     def _fold_part(self, part: str, results: Mapping[str, str], wanted: set[str]) -> list[pl.DataFrame]:
         """Put results into one part of the tables, and drop the jobs that no source has; returns their exclusions."""
@@ -252,26 +252,28 @@ class Study:
 
     def _old_exclusions(self, unchanged: set[str], tried: set[str]) -> pl.DataFrame:
         """Exclusions of jobs that stay as they are, and of sources that failed earlier and were not tried now."""
-        of_job = pl.col("job").is_in(list(unchanged))
-        return self.read("exclusions").filter(of_job | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried))))
+        is_unchanged = pl.col("job").is_in(list(unchanged))
+        return self.read("exclusions").filter(
+            is_unchanged | (pl.col("job").is_null() & ~pl.col("source").is_in(list(tried)))
+        )
 
     def _write(self, table: str, rows: pl.DataFrame, part: str = PARTS[0]) -> None:
         self.contained.make_folder(table)
-        held = io.BytesIO()  # first, because polars reports a full disk as damage
-        rows.rechunk().write_parquet(held, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
-        self._put(_name(table, part), held.getvalue())
+        buffer = io.BytesIO()  # first, because polars reports a full disk as damage
+        rows.rechunk().write_parquet(buffer, compression="zstd", row_group_size=_ROW_GROUP, statistics=True)
+        self._replace_file(_name(table, part), buffer.getvalue())
 
-    def _put(self, name: str, content: bytes) -> None:
+    def _replace_file(self, name: str, content: bytes) -> None:
         """Write a complete file in place of the existing one. Raises OutputError."""
         try:
             self.contained.put(name, content)
         except OSError as error:
             raise _cannot_write(self.path / name, error) from None
 
-    def _forget(self, now: Mapping[str, str]) -> None:
+    def _forget(self, current: Mapping[str, str]) -> None:
         """Reduce the log of seen sources to one line per source."""
-        lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in now]
-        self._put(_SEEN, b"".join(lines))
+        lines = [_line(url, stamp, digest) for url, (stamp, digest) in sorted(self.seen().items()) if url in current]
+        self._replace_file(_SEEN, b"".join(lines))
 
 
 def _name(table: str, part: str) -> str:
@@ -286,20 +288,20 @@ def _line(url: str, stamp: str, digest: str) -> bytes:
     return json.dumps([url, stamp, digest]).encode() + b"\n"
 
 
-def _first_source(now: Mapping[str, str]) -> dict[str, str]:
+def _first_source(digest_of_url: Mapping[str, str]) -> dict[str, str]:
     """Content -> the first source with it, by name."""
     first: dict[str, str] = {}
-    for url in sorted(now):
-        first.setdefault(now[url], url)
+    for url in sorted(digest_of_url):
+        first.setdefault(digest_of_url[url], url)
     return first
 
 
 def _failures(outcomes: list[TaskOutcome]) -> pl.DataFrame:
     columns = {
-        "source": [one.url for one in outcomes],
-        "rule": [one.rule for one in outcomes],
+        "source": [outcome.url for outcome in outcomes],
+        "rule": [outcome.rule for outcome in outcomes],
         "scope": [EVERYWHERE] * len(outcomes),
-        "reason": [one.reason for one in outcomes],
+        "reason": [outcome.reason for outcome in outcomes],
     }
     return frame("exclusions", columns)
 
@@ -332,7 +334,7 @@ class RunSummary:
     @property
     def failed(self) -> Counter[str]:
         """The number of sources without a lasting result, by rule."""
-        return Counter(one.rule for one in self.outcomes if one.rule is not None)
+        return Counter(outcome.rule for outcome in self.outcomes if outcome.rule is not None)
 
 
 @cache
@@ -358,12 +360,12 @@ def run_study(
     analysis = analysis_version()
     with study.running(analysis):
         seen, done = study.seen(), study.analysed(analysis)
-        todo = [source for source in sources if not _is_done(source, seen, done)]
-        outcomes = _analyse(study, todo, executor, analysis, progress)
-        failed = {one.url: one for one in outcomes if one.rule is not None}
+        pending = [source for source in sources if not _is_done(source, seen, done)]
+        outcomes = _analyse(study, pending, executor, analysis, progress)
+        failed = {outcome.url: outcome for outcome in outcomes if outcome.rule is not None}
         if outcomes or study.unfinished:
-            study.fold(analysis, failed, {source.url for source in todo})
-    return RunSummary(len(sources), len(sources) - len(todo), outcomes)
+            study.fold(analysis, failed, {source.url for source in pending})
+    return RunSummary(len(sources), len(sources) - len(pending), outcomes)
 
 
 def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[str]) -> bool:
@@ -372,23 +374,23 @@ def _is_done(source: StudySource, seen: dict[str, tuple[str, str]], done: set[st
 
 
 def _analyse(
-    study: Study, todo: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
+    study: Study, pending: Sequence[StudySource], executor: Executor, analysis: str, progress: Progress
 ) -> list[TaskOutcome]:
     """An outcome for each source. A source that ended its process is retried alone: memory may have been short."""
-    of_url = {source.url: source for source in todo}
-    standing, outcomes = Standing(len(todo)), list[TaskOutcome]()
+    source_of_url = {source.url: source for source in pending}
+    standing, outcomes = Standing(len(pending)), list[TaskOutcome]()
     progress(standing)
-    waiting = sorted(of_url, key=lambda url: (-of_url[url].bytes, url))
+    waiting = sorted(source_of_url, key=lambda url: (-source_of_url[url].bytes, url))
     for last in (False, True):
-        again = []
-        for outcome in executor.run([Task(of_url[url], str(study.path), analysis) for url in waiting], alone=last):
-            study.note_seen(of_url[outcome.url], outcome)
+        tasks, retried = [Task(source_of_url[url], str(study.path), analysis) for url in waiting], []
+        for outcome in executor.run(tasks, alone=last):
+            study.log_seen(source_of_url[outcome.url], outcome)
             if outcome.died and not last:
-                again.append(outcome.url)
+                retried.append(outcome.url)
                 continue
             outcomes.append(outcome)
             standing.done += 1
             standing.failed.update([outcome.rule] if outcome.rule is not None else [])
             progress(standing)
-        waiting = sorted(again)
+        waiting = sorted(retried)
     return sorted(outcomes, key=lambda outcome: outcome.url)

@@ -62,23 +62,23 @@ class _Side:
         """The figure, and its value in each sample; nan if there are no such jobs."""
         if figure not in self.sums:
             return float("nan"), np.empty(0)
-        whole, samples = self.sums[figure]
+        totals, samples = self.sums[figure]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(whole[0] / whole[1]), samples[:, 0] / samples[:, 1]
+            return float(totals[0] / totals[1]), samples[:, 0] / samples[:, 1]
 
 
 def compare_studies(before: Study, after: Study) -> FleetComparison:
     """Compare two studies. Raises StudyError."""
-    sides = _side(before, seed=1), _side(after, seed=2)
+    sides = _read_side(before, seed=1), _read_side(after, seed=2)
     figures = sorted({*sides[0].sums, *sides[1].sums}, key=lambda figure: (_ORDER.index(figure[0]), figure[1]))
     return FleetComparison(sides[0].jobs, sides[1].jobs, tuple(_changes(figures, *sides)))
 
 
 def _changes(figures: list[tuple[str, str]], before: _Side, after: _Side) -> Iterator[FleetChange]:
     for figure in figures:
-        (first, drawn), (second, drawn_again) = before.ratio(figure), after.ratio(figure)
-        count = min(len(drawn), len(drawn_again))
-        low, high = interval(drawn_again[:count] - drawn[:count])
+        (first, samples), (second, other_samples) = before.ratio(figure), after.ratio(figure)
+        count = min(len(samples), len(other_samples))
+        low, high = interval(other_samples[:count] - samples[:count])
         yield FleetChange(*figure, first, second, Interval(second - first, low, high), _direction(low, high))
 
 
@@ -89,7 +89,7 @@ def _direction(low: float, high: float) -> ChangeDirection:
     return ChangeDirection.BETTER if high < 0 else ChangeDirection.UNCLEAR
 
 
-def _side(study: Study, seed: int) -> _Side:
+def _read_side(study: Study, seed: int) -> _Side:
     jobs = counted_jobs(study)
     hours = jobs["gpu_hours"].to_numpy()
     lost = jobs["lost_gpu_hours"].fill_null(0.0).to_numpy()
@@ -105,18 +105,18 @@ def _side(study: Study, seed: int) -> _Side:
         .join(jobs.select("job"), on="job", how="semi")
     )
     for (kind,), rows in causes.group_by("kind"):
-        of_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
-        columns["GPU-hours lost to", str(kind)] = of_jobs(jobs, of_job, "lost_gpu_hours"), hours
+        lost_by_job = rows.group_by("job").agg(pl.col("lost_gpu_hours").sum())
+        columns["GPU-hours lost to", str(kind)] = of_jobs(jobs, lost_by_job, "lost_gpu_hours"), hours
     for team in jobs["team"].drop_nulls().unique():
-        of_team = jobs["team"].eq_missing(team).to_numpy()
-        columns["GPU-hours lost by team", team] = np.where(of_team, lost, 0.0), np.where(of_team, hours, 0.0)
+        in_team = jobs["team"].eq_missing(team).to_numpy()
+        columns["GPU-hours lost by team", team] = np.where(in_team, lost, 0.0), np.where(in_team, hours, 0.0)
     if not jobs.height:
         return _Side(0, {})
     sums = bootstrapped(np.stack([column for pair in columns.values() for column in pair], axis=1), seed)
     return _Side(
         jobs.height,
         {
-            figure: (np.array([of.sum(), to.sum()]), sums[:, 2 * at : 2 * at + 2])
-            for at, (figure, (of, to)) in enumerate(columns.items())
+            figure: (np.array([part.sum(), total.sum()]), sums[:, 2 * index : 2 * index + 2])
+            for index, (figure, (part, total)) in enumerate(columns.items())
         },
     )

@@ -1,4 +1,4 @@
-"""What executors of a study run: tasks, their outcomes, and the interface of executors.
+"""Tasks of a study, their outcomes, and the interface of executors.
 
 In: `Task`s, largest first. Out: a `TaskOutcome` for each, in the order in which they end. Nothing here imports polars:
 a worker decides first how it allocates, and with how many threads it runs.
@@ -26,7 +26,7 @@ class Rule(StrEnum):
     """
 
     UNREADABLE = "unreadable"  #: the source cannot be read: permission, network, gone
-    CHANGED = "changed-while-read"  #: another trace took its place meanwhile
+    CHANGED = "changed-while-read"  #: another trace replaced it meanwhile
     CRASHED = "crashed"  #: its analysis ended the process, twice
     NOT_STORED = "not-stored"  #: its rows could not be written: the disk is full
     NO_TRACE = "no-trace"  #: not of a format that tracekit reads, or damaged
@@ -54,7 +54,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What people know it by."""
+        """The name that people know it by."""
         return self.source.url
 
 
@@ -68,7 +68,7 @@ class Batch:
 
     @property
     def name(self) -> str:
-        """What people know it by."""
+        """The name that people know it by."""
         return str(self.number)
 
 

@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
 from tracekit.base.text import counted, seconds, short, three_digits, with_error
 from tracekit.fleet.figures import CITATION, CONFIDENCE, SHARE, FixOfFleet, FleetFigures, Interval
 from tracekit.fleet.study_tables import EVERYWHERE
-from tracekit.report.comparison import in_all
+from tracekit.report.comparison import total_of
 from tracekit.report.finding import kind_words
 from tracekit.report.tables import Table
 
@@ -56,10 +56,10 @@ def answer_rows(figures: FleetFigures) -> Iterator[tuple[str, str]]:
         first = figures.causes.row(0, named=True)
         yield "Mostly to", f"{first['title']}: {hours(first['lost_gpu_hours'])} GPU-hours in {first['jobs']:,} jobs"
     if figures.fixes and (best := figures.fixes[0]).for_causes:
-        given_back = f"{_saved(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
+        given_back = f"{_saved_hours(best)} of all {hours(figures.gpu_hours)} GPU-hours, {between(best.share)}"
         yield "Best fix", f"{_fix(best)}: gives back {given_back}, in {best.jobs:,} jobs"
     if figures.applied:
-        yield "Applied", in_all(figures.applied)
+        yield "Applied", total_of(figures.applied)
     yield "Intervals", f"{CONFIDENCE:.0%}, bootstrap over jobs, {figures.samples:,} samples"
     if len(figures.analyses) > 1:
         yield "Mixed", f"jobs of {len(figures.analyses)} versions of the analysis: run the sources again"
@@ -86,14 +86,8 @@ def _causes(figures: FleetFigures) -> Table:
 
 def _fixes(figures: FleetFigures) -> Table:
     rows = [
-        (
-            _fix(one),
-            "a cause" if one.for_causes else "-",
-            f"{one.jobs:,}",
-            _saved(one),
-            between(one.share),
-        )
-        for one in figures.fixes
+        (_fix(fix), "a cause" if fix.for_causes else "-", f"{fix.jobs:,}", _saved_hours(fix), between(fix.share))
+        for fix in figures.fixes
     ]
     heads = ("Fix", "for", "jobs", "gives back", "of all GPU-hours")
     note = "First fixes for causes, then what any job could try. Of each job the best fix of its kind. Fixes overlap."
@@ -103,13 +97,13 @@ def _fixes(figures: FleetFigures) -> Table:
 def _applied(figures: FleetFigures) -> Table:
     rows = [
         (
-            one.title,
-            f"{short(one.before)}, then {short(one.after)}",
-            with_error(one.expected_s, one.error_s),
-            seconds(one.got_s),
-            three_digits(one.got_gpu_hours_per_day),
+            fix.title,
+            f"{short(fix.before)}, then {short(fix.after)}",
+            with_error(fix.expected_s, fix.error_s),
+            seconds(fix.got_s),
+            three_digits(fix.got_gpu_hours_per_day),
         )
-        for one in figures.applied
+        for fix in figures.applied
     ]
     heads = ("Fix", "jobs", "expected", "got", "GPU-hours a day")
     note = "What each was expected to save a step, and what the run with it saves, as tracekit compare --fix noted it."
@@ -120,12 +114,12 @@ def _fix(fix: FixOfFleet) -> str:
     return kind_words(fix.kind).capitalize()
 
 
-def _saved(fix: FixOfFleet) -> str:
+def _saved_hours(fix: FixOfFleet) -> str:
     return ("at most " if fix.bound else "") + hours(fix.gpu_hours)
 
 
 def _examples(figures: FleetFigures) -> Table:
-    rows = [(_fix(one), f"{short(one.example_job)}: {one.example}") for one in figures.fixes]
+    rows = [(_fix(fix), f"{short(fix.example_job)}: {fix.example}") for fix in figures.fixes]
     return Table("Where each of these fixes gives back most", ("Fix", "job"), tuple(rows))
 
 
@@ -144,10 +138,10 @@ def _distribution(figures: FleetFigures) -> Table:
 
 def _groups(figures: FleetFigures) -> Iterator[Table]:
     for name, rows in figures.groups.items():
-        shown = rows if name in ("size", "week") else rows.head(MOST_ROWS)
-        cells = [_group_row(row) for row in shown.iter_rows(named=True)]
+        listed_rows = rows if name in ("size", "week") else rows.head(MOST_ROWS)
+        cells = [_group_row(row) for row in listed_rows.iter_rows(named=True)]
         heads = ("", "jobs", "GPU-hours lost", "straggling", "lost")[: len(cells[0]) if cells else 5]
-        more = f"{rows.height - shown.height:,} more in the JSON." if rows.height > shown.height else ""
+        more = f"{rows.height - listed_rows.height:,} more in the JSON." if rows.height > listed_rows.height else ""
         yield Table(_TITLES[name], heads, tuple(cells), more)
 
 
@@ -178,15 +172,15 @@ def _paper(figures: FleetFigures) -> Table:
         return _percent(value) if unit == SHARE else f"{value:.2f}"
 
     rows = [
-        (one.name, f"{cell(one.paper, one.unit)} ({one.status})", cell(one.ours, one.unit), f"{one.jobs:,}")
-        for one in figures.paper
+        (row.name, f"{cell(row.paper, row.unit)} ({row.status})", cell(row.ours, row.unit), f"{row.jobs:,}")
+        for row in figures.paper
     ]
     heads = ("", "the paper", "ours", "our jobs")
     return Table("Our fleet beside the paper's", heads, tuple(rows), f"Jobs of 128 GPUs and more. Paper: {CITATION}.")
 
 
 def _left_out(figures: FleetFigures) -> Table:
-    rows = [(str(one.rule), one.scope, f"{one.jobs:,}", f"{one.first:,}") for one in figures.left_out]
+    rows = [(str(rule.rule), rule.scope, f"{rule.jobs:,}", f"{rule.first:,}") for rule in figures.left_out]
     return Table("Jobs left out", ("Rule", "of", "jobs", "by this rule first"), tuple(rows))
 
 

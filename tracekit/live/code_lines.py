@@ -27,7 +27,7 @@ from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import Report
 from tracekit.store import Store
 
-#: Samples of each rank, and how many steps they cover, if these take so many seconds.
+#: Samples of each rank, the steps that they cover, and the longest time for them, seconds.
 SAMPLES, STEPS = 200, 4
 SHORTEST_S, LONGEST_S = 1.0, 30.0
 #: How long to wait for answers after that, seconds: a shared disk shows new files late.
@@ -71,9 +71,9 @@ class StackSamples(msgspec.Struct, dict=True):
 
     def is_more_often_at(self, line: _Line, peer: StackSamples) -> bool:
         """Whether this rank is at a line more often than a peer, by more than chance explains."""
-        own, other = self.share_at(line), peer.share_at(line)
-        pooled = (own * self.samples + other * peer.samples) / (self.samples + peer.samples)
-        return own - other > _APART * math.sqrt(pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples))
+        share, other = self.share_at(line), peer.share_at(line)
+        pooled = (share * self.samples + other * peer.samples) / (self.samples + peer.samples)
+        return share - other > _APART * math.sqrt(pooled * (1 - pooled) * (1 / self.samples + 1 / peer.samples))
 
     @cached_property
     def _counts(self) -> dict[tuple[str, int, str], int]:
@@ -96,7 +96,7 @@ class LineQuestion:
 
     @classmethod
     def ask(cls, attempt: Path, cause: CauseInWords, report: Report, healthy: Collection[int]) -> LineQuestion | None:
-        """Ask the ranks of the attempt in that folder; None if there is nobody to ask. Raises OSError.
+        """Ask the ranks of the attempt in that folder; None if no rank can be asked. Raises OSError.
 
         `healthy`: the recorded ranks that no cause of the window is on.
         """
@@ -110,7 +110,7 @@ class LineQuestion:
         return cls(attempt, request.id, rank, peers, cause.share, time.monotonic() + seconds + PATIENCE_S)
 
     def answers(self) -> dict[int, StackSamples]:
-        """The answers so far, by rank; what is none is left out."""
+        """The answers so far, by rank; skips other files."""
         answers = {}
         for rank in (self.rank, *self.peers):
             try:
@@ -135,18 +135,18 @@ class LineQuestion:
         if line is None:
             return None
         name = code_name(f"{line.file}({line.number}): {line.function}")
-        others = ", ".join(f"rank {rank} in {of.share_at(line):.0%}" for rank, of in peers.items())
+        others = ", ".join(f"rank {rank} in {samples.share_at(line):.0%}" for rank, samples in peers.items())
         return f"rank {self.rank} is at {name} in {slow.share_at(line):.0%} of samples, {others}"
 
 
 class LineAsker:
     """Asks for the line of code of a cause that is about to open an incident of a job; one question at a time.
 
-    `tell`: called with a line for the user.
+    `log`: called with a line for the user.
     """
 
-    def __init__(self, store: Store, job: str, tell: Callable[[str], None]) -> None:
-        self._store, self._job, self._tell = store, job, tell
+    def __init__(self, store: Store, job: str, log: Callable[[str], None]) -> None:
+        self._store, self._job, self._log = store, job, log
         self._question: LineQuestion | None = None
         self._answers: dict[int, StackSamples] = {}
         self._off = False
@@ -163,10 +163,10 @@ class LineAsker:
             self._question = LineQuestion.ask(attempt, new[0], findings.report, healthy) if new else None
         except (OSError, StoreError) as error:
             self._off = True
-            self._tell(f"ranks are not asked for lines of code: {error}")
+            self._log(f"ranks are not asked for lines of code: {error}")
 
     def waits(self, *, at_end: bool = False) -> bool:
-        """Whether answers are still missing. `at_end`: the job has ended, and nobody answers any more."""
+        """Whether answers are still missing. `at_end`: the job has ended, so no more answers come."""
         if self._question is None:
             return False
         self._answers = self._question.answers()
@@ -199,5 +199,5 @@ def _line_apart(slow: StackSamples, peers: Collection[StackSamples], share: floa
     largest = max(excess.values(), default=0.0)
     if largest <= 0 or largest < share / 2:
         return None
-    ours = [line for line, more in excess.items() if more >= _MOST_OF_IT * largest]
-    return max(ours, key=lambda line: (not any(mark in line.file for mark in _LIBRARIES), line.depth))
+    own_lines = [line for line, more in excess.items() if more >= _MOST_OF_IT * largest]
+    return max(own_lines, key=lambda line: (not any(mark in line.file for mark in _LIBRARIES), line.depth))

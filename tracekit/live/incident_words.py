@@ -49,8 +49,8 @@ def handling(changes: Sequence[IncidentChange], moment: Callable[[float], str]) 
             parts.append(
                 f"muted until {moment(change.muted_until)}" if change.muted_until > change.changed_at else "not muted"
             )
-        said = "; ".join([*parts, *([change.note] if change.note is not None else [])])
-        yield printable(f"{moment(change.changed_at)}, {change.by}: {said or 'acknowledged'}")
+        words = "; ".join([*parts, *([change.note] if change.note is not None else [])])
+        yield printable(f"{moment(change.changed_at)}, {change.by}: {words or 'acknowledged'}")
 
 
 def since_words(incident: Incident, moment: Callable[[float], str]) -> str:

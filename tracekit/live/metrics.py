@@ -110,11 +110,11 @@ class StoreMetrics(Collector):
             return
         readable.add_metric([], 1)
         yield readable
-        yield from _of_jobs(states.jobs)
-        yield from _of_incidents(states.incidents, self._page)
+        yield from _job_metrics(states.jobs)
+        yield from _incident_metrics(states.incidents, self._page)
 
 
-def _of_jobs(jobs: pl.DataFrame) -> Iterator[Metric]:
+def _job_metrics(jobs: pl.DataFrame) -> Iterator[Metric]:
     total = GaugeMetricFamily("tracekit_jobs", "Jobs in the store", labels=["analysed"])
     analysed = jobs["slowdown"].drop_nulls().len()
     total.add_metric(["yes"], analysed)
@@ -146,7 +146,7 @@ def _identity(metadata: str) -> dict[str, str]:
     return {key: _label(value) for key, value in labels.items() if key in VARIABLES.values() or _IS_LABEL.match(key)}
 
 
-def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
+def _incident_metrics(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     labels = [LABEL, "incident", "cause", "part"]
     lost = GaugeMetricFamily(
         "tracekit_incident_lost_ratio", "Share of the step that the cause of an open incident costs", labels=labels
@@ -155,8 +155,8 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
         "tracekit_incident_windows", "Windows from the first to the last that shows it; 0 for a hang", labels=labels
     )
     info = InfoMetricFamily("tracekit_incident", "An open incident in words", labels=[LABEL, "incident"])
-    shown = _costliest(incidents)
-    for incident in shown:
+    costliest = _costliest(incidents)
+    for incident in costliest:
         cause, identity = incident.cause, [incident.job, str(incident.incident_id)]
         values = [*identity, cause.kind, cause.part or cause.kind]
         lost.add_metric(values, cause.share)
@@ -167,7 +167,7 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
     left_out = GaugeMetricFamily(
         "tracekit_incidents_left_out",
         "Open incidents without series, because others cost more",
-        len(incidents) - len(shown),
+        len(incidents) - len(costliest),
     )
     yield from (lost, windows, info, left_out)
 
@@ -175,9 +175,9 @@ def _of_incidents(incidents: Sequence[Incident], page: str) -> Iterator[Metric]:
 def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
     """Return the incidents that get series: the costliest of every job first, then the second of every job, etc."""
     ranked: list[tuple[int, Incident]] = []
-    of_job: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda pair: -pair.cause.share):
-        place = of_job[incident.job] = of_job.get(incident.job, 0) + 1
+        place = counts[incident.job] = counts.get(incident.job, 0) + 1
         if place <= MOST_INCIDENTS:
             ranked.append((place, incident))
     ranked.sort(key=lambda pair: pair[0])
@@ -185,8 +185,8 @@ def _costliest(incidents: Sequence[Incident]) -> list[Incident]:
 
 
 def _label(text: str) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 3]}..."
+    label = printable(text)
+    return label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 3]}..."
 
 
 def remembered(store: Store) -> Callable[[], JobStates]:
@@ -260,7 +260,7 @@ class Scrapes:
 
     def _patience(self, since: float, now: float) -> float:
         """Longest time that clients without a scrape since `since` may still take, seconds; 0 if there are none."""
-        due = [self.last[one] + INTERVALS * max(gaps) for one, gaps in self.gaps.items() if self.last[one] < since]
+        due = [self.last[job] + INTERVALS * max(gaps) for job, gaps in self.gaps.items() if self.last[job] < since]
         return max(0.0, min(max(due, default=now), since + LONGEST_WAIT_S) - now)
 
 
@@ -271,13 +271,13 @@ def serving_metrics(host: str, port: int, store: Store, watch: Watch, page: str)
     for collector in (StoreMetrics(remembered(store), page), WatchMetrics(watch)):
         registry.register(collector)
 
-    def answer(asked: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+    def answer(environment: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         asked_at = time.monotonic()
         body = generate_latest(registry)
         start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST), ("Content-Length", str(len(body)))])
         yield body
         # Only now: the watch must not end until the answer is sent.
-        scrapes.note(str(asked.get("REMOTE_ADDR")), asked_at)
+        scrapes.note(str(environment.get("REMOTE_ADDR")), asked_at)
 
     try:
         server, thread = start_http_server(port, host)

@@ -31,10 +31,10 @@ QUIET_STEPS = 10
 class LivePostTraining(LiveRun):
     """The windows of a run of post-training. `options.directory`: the folder of its records, or its log."""
 
-    def __init__(self, options: LiveOptions, tell: Callable[[str], None]) -> None:
+    def __init__(self, options: LiveOptions, log: Callable[[str], None]) -> None:
         if options.consume or options.size.steps in range(WARM_UP + 1):
             raise SelectionError(f"post-training: windows have more than {WARM_UP} steps; nothing can be consumed")
-        super().__init__(options, tell)
+        super().__init__(options, log)
         self._sizes, self._grown, self._read_at, self._problem = dict[Path, int](), False, 0.0, ""
         self._trace: OpTrace | None = None
         self._took_s, self._last, self._quiet_s = dict[int, float](), -1, QUIET_S
@@ -42,10 +42,10 @@ class LivePostTraining(LiveRun):
         self._begin_attempt(0)
 
     def ended(self) -> bool:
-        """Return whether nothing was written for so long that the run must have ended: nobody announces it."""
+        """Whether nothing was written for so long that the run must have ended, which no process announces."""
         if self._trace is None or self._grown or time.monotonic() - self._heard_s < self._quiet_s:
             return False
-        self._tell(f"{self.options.directory}: nothing was written for {self._quiet_s:.0f} s: the run has ended")
+        self._log(f"{self.options.directory}: nothing was written for {self._quiet_s:.0f} s: the run has ended")
         self._ended = True
         return True
 
@@ -59,18 +59,18 @@ class LivePostTraining(LiveRun):
             return
         self._grown = False
         try:
-            self._take(trace_of(read_rl(list(sizes)), self.options.name))
+            self._add_trace(trace_of(read_rl(list(sizes)), self.options.name))
         except FormatError as error:
             if str(error) != self._problem:
-                self._tell(f"{error}; it is read again once it has grown")
+                self._log(f"{error}; it is read again once it has grown")
             self._problem = str(error)
         self._read_at = time.monotonic() + REST * (time.monotonic() - now_s)
         if self._trace is not None and not self.queue.has_begun and (stored := self.queue.begin(str(path))) is not None:
             (self._attempt, self._last), job = stored, short(self.options.name)
-            self._tell(f"windows of {job!r} go on after step {self._last}; give another run another --name")
+            self._log(f"windows of {job!r} go on after step {self._last}; give another run another --name")
         restarts = [] if self._trace is None else self._trace.metadata[POST_TRAINING].get("restarts", [])
         if (first := min(restarts[self._attempt :], default=self._last + 1)) <= self._last:
-            self._tell(f"step {first} is logged again: windows of the new attempt begin there")
+            self._log(f"step {first} is logged again: windows of the new attempt begin there")
             self._last = first - 1
         if len(restarts) > self._attempt:
             self._begin_attempt(len(restarts))
@@ -79,8 +79,8 @@ class LivePostTraining(LiveRun):
         self._attempt = number
         self._cutter = WindowCutter(WindowSize(steps=1), late_after_s=0.0)  # `_state` has the steps of a window alone
 
-    def _take(self, trace: OpTrace) -> None:
-        """Keep what was read, and the steps that have recorded the phase with which a step ends."""
+    def _add_trace(self, trace: OpTrace) -> None:
+        """Store what was read, and the steps that have recorded the last phase of a step."""
         self._trace, self._problem, ops = trace, "", trace.ops
         trained = ops.filter(pl.col("rank") == 0, ~pl.col("kind").is_in(("generate", "reward")))
         synced = trained.filter(pl.col("kind") == "sync")
@@ -90,7 +90,7 @@ class LivePostTraining(LiveRun):
         self._quiet_s = max(QUIET_S, QUIET_STEPS * float(took["at"].to_numpy().mean()))
         left_out = {step for step in trace.metadata[POST_TRAINING].get("left_out", ()) if self._last < step < newest}
         if new := left_out - self._left_out:
-            self._tell(f"{ranks_text(new, name='step')} without the time of the step or its generation: left out")
+            self._log(f"{ranks_text(new, name='step')} without the time of the step or its generation: left out")
         self._left_out |= new
 
     def _state(self) -> RanksState:
@@ -98,13 +98,13 @@ class LivePostTraining(LiveRun):
         later one has ended, or the run. The seconds of a window are those that its steps took.
         """
         steps, size = [step for step in self._took_s if step > self._last], self.options.size
-        over = steps if self._ended else steps[:-1]
-        passed_s = accumulate(self._took_s[step] for step in over)
+        finished = steps if self._ended else steps[:-1]
+        passed_s = accumulate(self._took_s[step] for step in finished)
         enough = (
             number >= size.steps if size.steps else number >= size.fewest and at_s >= (size.seconds or 0.0)
             for number, at_s in enumerate(passed_s, 1)
         )
-        window = over[: next((number for number, it_is in enumerate(enough, 1) if it_is), len(over) * self._ended)]
+        window = finished[: next((n for n, it_is in enumerate(enough, 1) if it_is), len(finished) * self._ended)]
         return RanksState({0: window}, {0: max(window, default=-1)}, [0])
 
     def _finish_attempt(self) -> None:

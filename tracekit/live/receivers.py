@@ -35,7 +35,7 @@ from tracekit.base.paths import object_url
 from tracekit.base.text import printable
 from tracekit.live.incident_words import advice, incident_texts, lasted, page_of, since_words, utc
 from tracekit.store import Incident, Store
-from tracekit.store.folder import TOLD
+from tracekit.store.folder import DELIVERIES
 
 #: Limit of waiting items; beyond it, the oldest is dropped.
 MOST_WAITING = 100
@@ -73,15 +73,15 @@ class Notifier:
             raise _no_address(url) from None
         if any(char <= " " for char in url):
             raise _no_address(url)
-        self._elsewhere = None if webhook else _elsewhere(url, parts.scheme)
+        self._sender = None if webhook else _sender(url, parts.scheme)
         self._sent = self._failed = 0
         self.problem: str | None = None
         self._page = page
-        who, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
+        credentials, _, self._receiver = parts.netloc.rpartition("@")  # the rest of the address may be a secret
         self._url = urlunsplit(parts._replace(netloc=self._receiver))
         self._headers = {"Content-Type": "application/json", "User-Agent": "tracekit"}
-        if who:
-            name, _, password = who.partition(":")
+        if credentials:
+            name, _, password = credentials.partition(":")
             secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
             self._headers["Authorization"] = f"Basic {secret}"
         self._told: str | None = None
@@ -94,14 +94,14 @@ class Notifier:
         """The messages so far, by outcome: `sent`, `failed` or `dropped`."""
         return {"sent": self._sent, "failed": self._failed, "dropped": self._outbox.dropped}
 
-    def tell(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
+    def send(self, opened: Sequence[Incident], closed: Sequence[Incident]) -> None:
         """Queue a message about opened and closed incidents; never blocks."""
         if not opened and not closed:
             return
-        begun, over = _costliest(opened), _costliest(closed)
-        left_out = len(opened) + len(closed) - len(begun) - len(over)
-        write = message if self._elsewhere is None else text_message
-        body = write(begun, over, self._page, left_out)
+        opened_first, closed_first = _costliest(opened), _costliest(closed)
+        left_out = len(opened) + len(closed) - len(opened_first) - len(closed_first)
+        write = message if self._sender is None else text_message
+        body = write(opened_first, closed_first, self._page, left_out)
         by_status = (("opened", opened), ("closed", closed))
         keys = [(incident.incident_id, status) for status, incidents in by_status for incident in incidents]
         self._outbox.put((body, keys))
@@ -144,8 +144,8 @@ class Notifier:
     def _post(self, body: str) -> str | None:
         """Post once. Returns why it failed; None if the address itself, without a redirect, has accepted it."""
         self._asked_s = 0.0
-        if self._elsewhere is not None:
-            return self._elsewhere(body)
+        if self._sender is not None:
+            return self._sender(body)
         request = urllib.request.Request(self._url, data=body.encode(), headers=self._headers)  # noqa: S310 - http or https
         try:
             with OPENER.open(request, timeout=ANSWER_TIMEOUT_S):
@@ -157,8 +157,8 @@ class Notifier:
             return f"cannot be reached: {error}"
 
 
-def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
-    """What sends a text to a receiver that is no webhook, and says why that failed, None if it did not.
+def _sender(url: str, scheme: str) -> Callable[[str], str | None]:
+    """A function that sends a text to a receiver that is not a webhook, and returns why that failed, else None.
 
     Raises SelectionError.
     """
@@ -166,7 +166,7 @@ def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
         import apprise
     except ImportError:
         raise SelectionError(
-            f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path, or for {printable(scheme)}://"
+            f"--notify {_without_secrets(url)!r:.200}; expected an address such as https://host/path, or for {printable(scheme)}://"
             " install 'tracekit-analysis[notify]'"
         ) from None
     receivers = apprise.Apprise()
@@ -181,7 +181,7 @@ def _elsewhere(url: str, scheme: str) -> Callable[[str], str | None]:
 
 
 def _no_address(url: str) -> SelectionError:
-    return SelectionError(f"--notify {_shown(url)!r:.200}; expected an address such as https://host/path")
+    return SelectionError(f"--notify {_without_secrets(url)!r:.200}; expected an address such as https://host/path")
 
 
 def _retry_after_s(header: str | None) -> float:
@@ -189,7 +189,7 @@ def _retry_after_s(header: str | None) -> float:
     return min(float(header), LONGEST_RETRY_S) if header is not None and header.isdecimal() else 0.0
 
 
-def _shown(url: str) -> str:
+def _without_secrets(url: str) -> str:
     """An address without the parts that may be secret."""
     scheme, _, rest = printable(url).rpartition("://")
     host = rest.partition("/")[0].rpartition("@")[2]
@@ -247,8 +247,8 @@ def _lines(incident: Incident, status: str, page: str) -> str:
     state = status
     if incident.closed_because is not None:
         state = f"closed after {lasted(incident)}, {_escaped(incident.closed_because)}"
-    what = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
-    lines = [f"{mark} **{_escaped(incident.job)}**: {what}"]
+    subject = f"incident {incident.incident_id} {state}: {_escaped(incident.cause.what)}"
+    lines = [f"{mark} **{_escaped(incident.job)}**: {subject}"]
     if status == "opened":
         lines.append(f"**Since**: {_escaped(since_words(incident, utc))}")
         lines += [f"**{title}**: {_escaped(text)}" for title, text in advice(incident)]
@@ -285,23 +285,23 @@ class TrackerProcess:
         )
         self._outbox = Outbox[int](self._log, "tracekit-tracker")
 
-    def tell(self, windows: Sequence[dict[str, Any]]) -> None:
+    def send(self, windows: Sequence[dict[str, Any]]) -> None:
         """Queue windows, as `Changes` has them; never blocks."""
         for window in windows:
             self._outbox.put(window["number"])
 
     def close(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds for the windows and the page; then end the process. What is left is lost."""
-        until, (to, confirmed) = time.monotonic() + timeout_s, self._pipes()
+        deadline, (requests, answers) = time.monotonic() + timeout_s, self._pipes()
         self._outbox.close(timeout_s)
         self.dropped = self._outbox.dropped + self._unconfirmed
         with suppress(OSError):  # it has ended
-            to.close()
+            requests.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(until - time.monotonic(), 0.0))
+            self._process.wait(max(deadline - time.monotonic(), 0.0))
         self._process.kill()
         self._process.wait()
-        confirmed.close()
+        answers.close()
 
     def losses(self) -> Iterator[str]:
         """A line with the number of windows that did not arrive, if there are any, or that the page did not."""
@@ -312,11 +312,11 @@ class TrackerProcess:
 
     def _log(self, number: int) -> None:
         """Hand over a window, and wait until the process confirms it."""
-        (to, confirmed), answer = self._pipes(), ""
+        (requests, answers), answer = self._pipes(), ""
         with suppress(OSError, ValueError):  # it has ended, or the watch has
-            to.write(f"{number}\n")
-            to.flush()
-            answer = confirmed.readline()
+            requests.write(f"{number}\n")
+            requests.flush()
+            answer = answers.readline()
         self.logged += bool(answer)
         self._unconfirmed += not answer
 
@@ -334,42 +334,41 @@ class DeliveryLog:
         digest = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
         self._unwritten = ""  # the store may not be there yet
         self._folder = Contained(store.path) if object_url(store.path) is None else None
-        self._name = f"{TOLD}/{digest}"
+        self._name = f"{DELIVERIES}/{digest}"
 
     def note(self, messages: Iterable[tuple[int, str]]) -> None:
         """Record delivered messages: number of the incident, and "opened" or "closed". A read-only store keeps none."""
         self._add(f"{incident} {status}\n" for incident, status in messages)
 
-    def left(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
+    def undelivered(self, job: str | None) -> tuple[Sequence[Incident], Sequence[Incident]]:
         """Return the open and the closed incidents not yet sent as such. Raises StoreError.
 
         Incidents that had closed before the receiver was first used are not sent.
         """
-        last, after = self._noted()
+        last, after = self._read_log()
         incidents = self._store.incidents(job) if self._store.is_store() else ()
         if after is None:
-            after = max((one.incident_id for one in incidents), default=0)
+            after = max((incident.incident_id for incident in incidents), default=0)
             self._add([f"after {after}\n"])
-        opened = [one for one in incidents if one.closed_at is None and last.get(one.incident_id) != "opened"]
-        closed = [
-            one
-            for one in incidents
-            if one.closed_at is not None
-            and (one.incident_id > after or one.incident_id in last)
-            and last.get(one.incident_id) != "closed"
-        ]
-        return opened[::-1], closed[::-1]
+        opened, closed = list[Incident](), list[Incident]()
+        for incident in reversed(incidents):
+            number, is_open = incident.incident_id, incident.closed_at is None
+            if last.get(number) != ("opened" if is_open else "closed") and (
+                is_open or number > after or number in last
+            ):
+                (opened if is_open else closed).append(incident)
+        return opened, closed
 
     def _add(self, lines: Iterable[str]) -> None:
         self._unwritten += "".join(lines)
         if self._folder is None or not self._unwritten:
             return
         with suppress(OSError, UnsafeFileError):  # at worst, an incident is reported twice
-            self._folder.make_folder(TOLD)
+            self._folder.make_folder(DELIVERIES)
             self._folder.append(self._name, self._unwritten.encode())
             self._unwritten = ""
 
-    def _noted(self) -> tuple[dict[int, str], int | None]:
+    def _read_log(self) -> tuple[dict[int, str], int | None]:
         """How each incident was last sent, and the last one before the first delivery, None for a new receiver.
 
         Other lines, and one that a killed writer has left unfinished, are passed over.

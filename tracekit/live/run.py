@@ -91,11 +91,11 @@ class Counts:
 
 
 class LiveRun:
-    """The windows of one run. `tell` is called with each line for the user."""
+    """The windows of one run. `log` is called with each line for the user."""
 
-    def __init__(self, options: LiveOptions, tell: Callable[[str], None]) -> None:
+    def __init__(self, options: LiveOptions, log: Callable[[str], None]) -> None:
         self.options, self.counts = options, Counts()
-        self._tell = tell
+        self._log = log
         self._run: LaunchedRun | None = None
         self._follower: AttemptFollower | None = None
         self._cutter = WindowCutter(options.size, options.late_after_s)
@@ -105,7 +105,7 @@ class LiveRun:
         self._resume: tuple[int, int] | None = None
         self._clocks: dict[str, ClockFit] = {}
         self._why_clocks: str | None = None
-        self.queue = WindowQueue(Store(options.store), options.name, tell, self._remove_spent)
+        self.queue = WindowQueue(Store(options.store), options.name, log, self._remove_spent)
 
     def poll(self) -> None:
         """Read what is new, and analyse and store the windows that are over.
@@ -118,32 +118,32 @@ class LiveRun:
             while (window := self._cutter.ready(self._state(), time.monotonic())) is not None:
                 self._window(window)
         except OSError as error:
-            self._put_off_reading(error)
+            self._retry_reading(error)
             return
         if self._unread_since is not None:
             self._unread_since = None
-            self._tell(f"{self.options.directory} can be read again")
+            self._log(f"{self.options.directory} can be read again")
 
     def _poll(self) -> None:
         if not self._begin():
             return
-        begun = self._resume[0] if self._resume is not None else 0
+        attempt = self._resume[0] if self._resume is not None else 0
         for number in attempts(self.options.directory):
             if self._follower is not None and number > self._follower.attempt:
                 self._update(at_end=True)
                 self._finish_attempt()
-            if self._follower is None and number > self._finished and number >= begun:
+            if self._follower is None and number > self._finished and number >= attempt:
                 self._follow(number)
         if self._follower is not None:
             self._update()
 
-    def _put_off_reading(self, error: OSError) -> None:
-        what = f"{self.options.directory}: cannot be read: {error.strerror or error}"
+    def _retry_reading(self, error: OSError) -> None:
+        problem = f"{self.options.directory}: cannot be read: {error.strerror or error}"
         if self._unread_since is None:
             self._unread_since = time.monotonic()
-            self._tell(f"{what}; trying again for {READ_RETRY_S:.0f} s")
+            self._log(f"{problem}; trying again for {READ_RETRY_S:.0f} s")
         elif time.monotonic() - self._unread_since >= READ_RETRY_S:
-            raise FormatError(f"{what}, for {READ_RETRY_S:.0f} s; watch it again once it can be read")
+            raise FormatError(f"{problem}, for {READ_RETRY_S:.0f} s; watch it again once it can be read")
 
     def ended(self) -> bool:
         """True if the run has ended: every launcher has announced its end, or none is alive and no rank has written
@@ -156,7 +156,7 @@ class LiveRun:
             self._heard_s, self._beats = now_s, beats
         if now_s - self._heard_s < QUIET_S:
             return False
-        self._tell(
+        self._log(
             f"no launcher of the run is alive, and no rank has written anything for {QUIET_S:.0f} s: the run has ended"
         )
         return True
@@ -178,16 +178,16 @@ class LiveRun:
             try:
                 self._update(at_end=True)
             except OSError as error:
-                self._tell(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
+                self._log(f"{self.options.directory}: cannot be read at the end: {error.strerror or error}")
         self._finish_attempt()
         if (ending := self._ending()) is not None and ending.failed:
-            self._tell(f"the job {ending.words}")
+            self._log(f"the job {ending.words}")
         if (problem := self.queue.finish(None if ending is None else ending.words, wait)) is None:
             return
         options = self.options
-        again = command("watch", options.directory, "--store", options.store, "--name", options.name)
+        retry = command("watch", options.directory, "--store", options.store, "--name", options.name)
         raise StoreError(
-            f"the store does not know that job {short(options.name)!r} has ended: {problem}; run `{again}` once it can"
+            f"the store does not know that job {short(options.name)!r} has ended: {problem}; run `{retry}` once it can"
             " be written"
         )
 
@@ -222,13 +222,13 @@ class LiveRun:
     def _notice(self, notices: Iterable[Notice]) -> None:
         all_notices = list(notices)
         for notice in all_notices[:MOST_NOTICES]:
-            self._tell(f"{notice.line}; the others go on" if notice.left_out else notice.line)
+            self._log(f"{notice.line}; the others go on" if notice.left_out else notice.line)
         if more := all_notices[MOST_NOTICES:]:  # an unknown version or a failing folder concerns many ranks
-            self._tell(f"and {len(more)} more lines like these, about other ranks")
+            self._log(f"and {len(more)} more lines like these, about other ranks")
         left_out = sum(notice.left_out for notice in all_notices)
         self.counts.left_out += left_out
         if left_out and self._follower is not None and not self._follower.good:
-            self._tell("every rank is left out; there will be no windows until the job is restarted")
+            self._log("every rank is left out; there will be no windows until the job is restarted")
 
     def _state(self) -> RanksState:
         if self._follower is None:
@@ -256,19 +256,18 @@ class LiveRun:
         self.counts.late_records = sum(rank.late for rank in self._follower.ranks.values())
         title = steps_text(first, window.last)
         if missing := recording.missing_ranks if recording.ranks else ():
-            self._tell(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
+            self._log(f"{title}: {len(missing)} of {recording.world_size} ranks are missing: {ranks_text(missing)}")
         self._notice(returned)
         self._read_clocks()
         trace = self._merged(recording, window, missing)
         if isinstance(trace, Exception):
             error = trace
             if (faulty := self._faulty(recording, window)) is not None:
-                trace = self._merged(_without(recording, {faulty}), window, {*missing, faulty})
+                trace = self._merged(_without_ranks(recording, {faulty}), window, {*missing, faulty})
             if faulty is None or isinstance(trace, Exception):
                 self.counts.failed += 1
-                self._tell(
-                    f"{title}: cannot be analysed: {_one_line(error)}"
-                    f"{where_traceback_is(self.options.store, title, error)}"
+                self._log(
+                    f"{title}: cannot be analysed: {_one_line(error)}{log_traceback(self.options.store, title, error)}"
                 )
                 return
             self._notice(self._follower.leave_out([faulty], f"with it, {title} cannot be analysed: {_one_line(error)}"))
@@ -291,7 +290,7 @@ class LiveRun:
         """
 
         def merges_without(ranks: Collection[int]) -> bool:
-            merged = self._merged(_without(recording, ranks), window, {*recording.missing_ranks, *ranks})
+            merged = self._merged(_without_ranks(recording, ranks), window, {*recording.missing_ranks, *ranks})
             return isinstance(merged, Trace)
 
         suspects = sorted(recording.ranks)
@@ -312,9 +311,9 @@ class LiveRun:
         except Exception as error:  # any bug
             self.counts.unanalysed += 1
             why = f"the analysis failed, which is a bug of tracekit ({_one_line(error)})"
-            self._tell(
+            self._log(
                 f"{title}: {why}; the window is stored without findings: report the bug with the output of"
-                f" `tracekit store export`{where_traceback_is(self.options.store, title, error)}"
+                f" `tracekit store export`{log_traceback(self.options.store, title, error)}"
             )
             return Unanalysed(why)
 
@@ -345,13 +344,13 @@ class LiveRun:
             self._clocks = read_clocks(self.options.directory, CLOCK_SAMPLES)
         except (OSError, FormatError) as error:
             if str(error) != self._why_clocks:
-                self._tell(f"clocks are corrected as before: {error}")
+                self._log(f"clocks are corrected as before: {error}")
             self._why_clocks = str(error)
         else:
             self._why_clocks = None
 
 
-def _without(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
+def _without_ranks(recording: AttemptRecording, ranks: Collection[int]) -> AttemptRecording:
     return replace(recording, ranks={rank: recorded for rank, recorded in recording.ranks.items() if rank not in ranks})
 
 
@@ -361,7 +360,7 @@ def _one_line(error: Exception) -> str:
     return text if isinstance(error, TracekitError | OSError) else f"{type(error).__name__}: {text:.200}"
 
 
-def where_traceback_is(store: Path, title: str, error: Exception) -> str:
+def log_traceback(store: Path, title: str, error: Exception) -> str:
     """Append an unexpected error's traceback to the log in the folder `store`; return the end of a line about it."""
     if isinstance(error, TracekitError):
         return ""

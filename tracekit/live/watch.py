@@ -44,7 +44,7 @@ class Watch:
     store: Store
     run: LiveRun | None
     job: str | None
-    tell: Callable[[str], None]
+    log: Callable[[str], None]
     notifier: Notifier | None = None
     deliveries: DeliveryLog | None = None
     tracker: TrackerProcess | None = None
@@ -53,15 +53,15 @@ class Watch:
     def until_ended(self, stop: threading.Event) -> None:
         """Watch until the run has ended or `stop` is set. Raises StoreError as `LiveRun.finish`."""
         changes = StoreChanges(self.store, self.job)
-        self._tell(changes)  # before the first window of the run, whose incidents are reported
-        self._tell_what_is_left()
+        self._report(changes)  # before the first window of the run, whose incidents are reported
+        self._send_undelivered()
         ended = False
         while not ended and not stop.is_set():
             if self.run is not None:
                 ended = self.run.ended()  # before the last read, so that nothing can be written after it
                 self.run.poll()
-            self._tell(changes)
-            self._tell_of_notifier()
+            self._report(changes)
+            self._log_notifier()
             if not ended:
                 stop.wait(POLL_S)
         unstored: StoreError | None = None
@@ -70,32 +70,32 @@ class Watch:
                 self.run.finish(stop.wait)
             except StoreError as error:
                 unstored = error
-            self._tell(changes)
+            self._report(changes)
         if self.notifier is not None:
             self.notifier.close(CLOSE_TIMEOUT_S)
-            self._tell_of_notifier()
-            self._tell_lines(self.notifier.losses())
+            self._log_notifier()
+            self._log_lines(self.notifier.losses())
         if self.tracker is not None:
             self.tracker.close(TRACKER_TIMEOUT_S)
-            self._tell_lines(self.tracker.losses())
+            self._log_lines(self.tracker.losses())
         if unstored is not None:
             raise unstored
 
-    def _tell_what_is_left(self) -> None:
+    def _send_undelivered(self) -> None:
         """Send what an earlier watch was killed before sending."""
         if self.notifier is not None and self.deliveries is not None:
             with suppress(StoreError):  # the first look has reported it
-                self.notifier.tell(*map(self._unmuted, self.deliveries.left(self.job)))
+                self.notifier.send(*map(self._unmuted, self.deliveries.undelivered(self.job)))
 
-    def _tell_of_notifier(self) -> None:
+    def _log_notifier(self) -> None:
         if self.notifier is not None:
-            self._tell_lines(self.notifier.changes())
+            self._log_lines(self.notifier.changes())
 
-    def _tell_lines(self, texts: Iterable[str]) -> None:
+    def _log_lines(self, texts: Iterable[str]) -> None:
         for line in texts:
-            self.tell(line)
+            self.log(line)
 
-    def _tell(self, changes: StoreChanges) -> None:
+    def _report(self, changes: StoreChanges) -> None:
         try:
             news = changes.look()
         except StoreBusyError:
@@ -104,22 +104,23 @@ class Watch:
             if self.run is None:
                 raise
             if str(error) != self._problem:  # not at every look
-                self.tell(str(error))
+                self.log(str(error))
             self._problem = str(error)
             return
         self._problem = None
-        self._tell_lines(lines(news))
+        self._log_lines(lines(news))
         if self.tracker is not None:
             for windows in news.windows.values():
-                self.tracker.tell(windows)
+                self.tracker.send(windows)
         if self.notifier is not None:
-            self.notifier.tell(self._unmuted(news.opened), self._unmuted(news.closed))
+            self.notifier.send(self._unmuted(news.opened), self._unmuted(news.closed))
         if self.deliveries is not None and news.windows:
             self.deliveries.note(())  # the store is there now
 
     def _unmuted(self, incidents: Sequence[Incident]) -> list[Incident]:
-        now = time.time()
-        return [one for one in incidents if muted_until(self.store.handled(one.incident_id), now) is None]
+        now_s = time.time()
+        changes_of = self.store.handled
+        return [incident for incident in incidents if muted_until(changes_of(incident.incident_id), now_s) is None]
 
 
 def lines(changes: Changes) -> Iterator[str]:
@@ -202,17 +203,16 @@ class StoreChanges:
             }
             # Not all of them: a job that is watched for weeks has many closed ones.
             incidents = catalogue.live.incidents(self._job, after=self._last, numbers=self._open)
-        new = [
-            one
-            for one in incidents
-            if one.incident_id > self._last or (one.closed_at is None and one.incident_id not in self._open)
-        ]
-        incident_ids = self._open | {one.incident_id for one in new}
-        closed = [one for one in incidents if one.closed_at is not None and one.incident_id in incident_ids]
+        open_ids = {incident.incident_id for incident in incidents if incident.closed_at is None}
+        opened_ids = {incident.incident_id for incident in incidents if incident.incident_id > self._last}
+        opened_ids |= open_ids - self._open  # closed ones that have opened again
+        closed_ids = (self._open | opened_ids) - open_ids
+        new = [incident for incident in incidents if incident.incident_id in opened_ids]
+        closed = [incident for incident in incidents if incident.incident_id in closed_ids]
         changes = Changes(windows, tuple(reversed(new)), tuple(reversed(closed))) if self._begun else Changes()
         self._state, self._newest, self._begun = state, newest, True
-        self._open = {one.incident_id for one in incidents if one.closed_at is None}
-        self._last = max([self._last, *(one.incident_id for one in incidents)])
+        self._open = open_ids
+        self._last = max([self._last, *(incident.incident_id for incident in incidents)])
         return changes
 
 

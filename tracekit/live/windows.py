@@ -101,11 +101,11 @@ class WindowCutter:
             self._due, self._due_s = self._last_of(finished, now_s), now_s
         if self._due is None:
             return None
-        behind = state.behind(self._due)
-        self._late &= behind
-        if now_s - self._due_s < (self.late_after_s if behind - self._late else SETTLE_S):
+        unfinished = state.behind(self._due)
+        self._late &= unfinished
+        if now_s - self._due_s < (self.late_after_s if unfinished - self._late else SETTLE_S):
             return None
-        return self._end(self._due, behind, now_s)
+        return self._end(self._due, unfinished, now_s)
 
     def rest(self, state: RanksState, now_s: float) -> ReadyWindow | None:
         """Return the window of the remaining steps at the end of the job; None if there are none."""
@@ -117,28 +117,28 @@ class WindowCutter:
         """The last step of the window that has begun; None while it goes on."""
         if self.size.steps is not None:
             # If several windows are over, the analysis is behind: they become one, which takes less time.
-            whole = len(finished) // self.size.steps * self.size.steps
-            return finished[whole - 1] if whole else None
+            complete = len(finished) // self.size.steps * self.size.steps
+            return finished[complete - 1] if complete else None
         assert self._began_s is not None
         assert self.size.seconds is not None
         if now_s - self._began_s < self.size.seconds or len(finished) < self.size.fewest:
             return None
         return finished[-1]
 
-    def _end(self, last: int, behind: set[int], now_s: float) -> ReadyWindow:
-        self._late, self._due, self._began_s = behind, None, now_s
-        return ReadyWindow(last, tuple(sorted(behind)))
+    def _end(self, last: int, unfinished: set[int], now_s: float) -> ReadyWindow:
+        self._late, self._due, self._began_s = unfinished, None, now_s
+        return ReadyWindow(last, tuple(sorted(unfinished)))
 
 
 class WindowQueue:
     """The windows of `job` that wait for `store`. `lost`: how many were dropped.
 
-    `tell`: called with each line for the user; `stored`: after each window that is stored.
+    `log`: called with each line for the user; `stored`: after each window that is stored.
     """
 
-    def __init__(self, store: Store, job: str, tell: Callable[[str], None], stored: Callable[[], None]) -> None:
+    def __init__(self, store: Store, job: str, log: Callable[[str], None], stored: Callable[[], None]) -> None:
         self.lost = 0
-        self._store, self._job, self._tell, self._stored = store, job, tell, stored
+        self._store, self._job, self._log, self._stored = store, job, log, stored
         self._source: str | None = None
         self._next = 0
         self._waiting: deque[Incoming] = deque()
@@ -182,7 +182,7 @@ class WindowQueue:
         if isinstance(findings, Findings) and answering is not None and not self._waiting:  # else it waited long enough
             from tracekit.live.code_lines import LineAsker  # few jobs sample their stacks
 
-            self._lines = self._lines or LineAsker(self._store, self._job, self._tell)
+            self._lines = self._lines or LineAsker(self._store, self._job, self._log)
             self._lines.ask(findings, *answering)
         self._waiting.append(Incoming(trace, self._job, self._source, findings))
         self.store()
@@ -207,7 +207,7 @@ class WindowQueue:
             self._waiting.popleft()
             self._retry_s = FIRST_RETRY_S
             if self._problem is not None:
-                self._tell("windows are stored again")
+                self._log("windows are stored again")
                 self._problem = None
             self._stored()
 
@@ -223,7 +223,7 @@ class WindowQueue:
             wait(delay_s)
         if (problem := self._end(ending)) is not None and self._waiting:
             self.lost += len(self._waiting)
-            self._tell(f"{len(self._waiting)} window{'s' * (len(self._waiting) > 1)} could not be stored")
+            self._log(f"{len(self._waiting)} window{'s' * (len(self._waiting) > 1)} could not be stored")
         return problem
 
     def _end(self, ending: str | None) -> str | None:
@@ -243,12 +243,12 @@ class WindowQueue:
             self._waiting.popleft()
         self.lost += dropped
         if problem != self._problem:
-            self._tell(
+            self._log(
                 f"a window cannot be stored: {problem}; trying again after growing delays, keeping at most"
                 f" {MOST_UNSTORED} windows"
             )
             self._problem = problem
         if dropped:
-            self._tell(f"{MOST_UNSTORED} windows wait to be stored; the oldest is dropped")
+            self._log(f"{MOST_UNSTORED} windows wait to be stored; the oldest is dropped")
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)

@@ -79,8 +79,8 @@ class Side:
             return counted(self.layout["engines"], "engine") if self.layout["engines"] else "phases alone"
         if ranks := self.layout.get("ranks"):
             return f"{counted(ranks, 'rank')} on {gpus}"
-        shown = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
-        return f"{shown or 'one worker'} on {gpus}"
+        sizes = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
+        return f"{sizes or 'one worker'} on {gpus}"
 
     def lost_share_by_step(self) -> Floats:
         """Contribution of each step to the share that is lost, [steps]."""
@@ -179,7 +179,7 @@ def _side(
     lost, scale = np.array([row.lost_s or 0.0 for row in rows]) / per_step, _lost_here(report, rows)
     steps = np.array([row.step for row in rows])
     if marked:  # steps of one recording, each with its own time: what `gate` judges
-        original, ideal, lost = (np.full(len(marked), each.mean()) for each in (original, ideal, lost))
+        original, ideal, lost = (np.full(len(marked), times.mean()) for times in (original, ideal, lost))
         recorded = np.array([step.recorded_s for step in marked])
         steps, per_step = np.array([step.step for step in marked]), 1
     none = np.zeros(0)
@@ -212,8 +212,8 @@ def _lost_here(report: Report, rows: Sequence[OfStep]) -> float:
     def share(steps: Sequence[OfStep]) -> float:
         return sum(row.lost_s or 0.0 for row in steps) / (sum(row.recorded_s for row in steps) or 1.0)
 
-    whole = share(report.by_step)
-    return share(rows) / whole if whole else 0.0
+    overall = share(report.by_step)
+    return share(rows) / overall if overall else 0.0
 
 
 def rates(before: float | None, after: float | None) -> str | None:
@@ -228,35 +228,35 @@ def verdict(before: Side, after: Side) -> EffectInWords:
     same_layout = dict(before.layout) == dict(after.layout) or "engines" in before.layout
     if same_layout:
         change = difference_of_means(before.recorded_s, after.recorded_s)
-        what = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
+        subject = "the recording takes" if "recording" in (before.whole, after.whole) else "a recorded step takes"
         show: Callable[[float], str] = seconds
-        size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _between(change, seconds)
+        size, spread = f"{seconds(abs(change.difference))} ({abs(change.share):.1%})", _interval_words(change, seconds)
     else:
         # Beside the whole step: of a loss of 0.1 %, no change is large.
         change = difference_of_means(*(1 + side.lost_share_by_step() for side in (before, after)))
-        what, show = "a step loses", lambda value: f"{value - 1:.1%}"
-        size, spread = _points(abs(change.difference)), _between(change, _points)
+        subject, show = "a step loses", lambda value: f"{value - 1:.1%}"
+        size, spread = _points(abs(change.difference)), _interval_words(change, _points)
         if distrusted := _distrusted(before, after):
             unknown = f"the layouts differ, so only what is lost compares, and {distrusted}"
             return EffectInWords(ChangeEffect.UNKNOWN, unknown, None, _notes(before, after))
-    now, then, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
+    later, earlier, word = show(change.after), show(change.before), "less" if change.difference <= 0 else "more"
     outcome = _outcome(change)
     if outcome is ChangeEffect.NO_DIFFERENCE:
-        both = f"{now} on both sides" if now == then else f"{then} before and {now} after"
-        what = f"{what} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
+        both = f"{later} on both sides" if later == earlier else f"{earlier} before and {later} after"
+        subject = f"{subject} {both}; a difference larger than {max(change.largest_share, NEGLIGIBLE):.1%} is unlikely"
     elif not change.difference:
-        what = f"{what} {now} on both sides"
-    elif now == then:  # a clear difference, but smaller than the digits shown
-        what = f"{what} {size} {word}, about {now}"
+        subject = f"{subject} {later} on both sides"
+    elif later == earlier:  # a clear difference, but smaller than the digits shown
+        subject = f"{subject} {size} {word}, about {later}"
     else:
-        what = f"{what} {now} instead of {then}, {size} {word}"
-    how = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
+        subject = f"{subject} {later} instead of {earlier}, {size} {word}"
+    basis = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
     if change.low is None:
-        how = f"too few {several} show how much they differ by chance"
+        basis = f"too few {several} show how much they differ by chance"
     elif outcome is ChangeEffect.UNKNOWN:
-        how = f"it may be chance: {how}; record more steps"
-    return EffectInWords(outcome, what, how, _notes(before, after), not same_layout)
+        basis = f"it may be chance: {basis}; record more steps"
+    return EffectInWords(outcome, subject, basis, _notes(before, after), not same_layout)
 
 
 def _outcome(change: MeanDifference) -> ChangeEffect:
@@ -269,7 +269,7 @@ def _points(share: float) -> str:
     return f"{share * 100:.1f} points"
 
 
-def _between(change: MeanDifference, show: Any) -> str:
+def _interval_words(change: MeanDifference, show: Any) -> str:
     if change.low is None or change.high is None:
         return "no interval"
     return f"95% interval of the change {show(change.low)} to {show(change.high)}"
@@ -302,7 +302,7 @@ def _distrusted(before: Side, after: Side) -> str:
 
 def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     """Causes that are gone, new or staying between two reports. The same cause has the same kind, place and name."""
-    old, new = ({_same(each): each for each in _real(report)} for report in (before, after))
+    old, new = ({_identity(finding): finding for finding in _causes_of(report)} for report in (before, after))
     return CauseChange(
         gone=tuple(cause for key, cause in old.items() if key not in new),
         new=tuple(cause for key, cause in new.items() if key not in old),
@@ -310,7 +310,7 @@ def causes_of_jobs(before: Report, after: Report) -> CauseChange:
     )
 
 
-def _same(cause: Finding) -> tuple[str, str, str]:
+def _identity(cause: Finding) -> tuple[str, str, str]:
     """What two findings share that are the same; the name is that of what the time of a recording is spent on."""
     return cause.kind, cause.where_text, "" if cause.spent is None else cause.spent.name
 
@@ -321,7 +321,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     A cause that changed at the step began there if the job got slower, and ended there if it got faster.
     """
     gone, new, staying = [], [], []
-    for cause in _real(report):
+    for cause in _causes_of(report):
         steps, since = cause.where.steps, cause.since_step
         if steps and steps[-1] < first_after:
             gone.append(cause)
@@ -334,7 +334,7 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
     return CauseChange(tuple(gone), tuple(new), tuple(staying))
 
 
-def _real(report: Report) -> list[Finding]:
+def _causes_of(report: Report) -> list[Finding]:
     return [cause for cause in report.findings if cause.kind not in ("healthy", "unexplained")]
 
 
@@ -374,8 +374,8 @@ def _costs(report: Report, table: str, column: str) -> dict[str, float]:
 
 def phase_changes(before: Report, after: Report) -> tuple[CostChange, ...]:
     """Seconds a step of each phase of post-training, on each side."""
-    was, now = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
-    return tuple(CostChange(name, was.get(name), now.get(name)) for name in was | now)
+    earlier, later = ({row.phase: row.usual_s for row in report.phases or ()} for report in (before, after))
+    return tuple(CostChange(name, earlier.get(name), later.get(name)) for name in earlier | later)
 
 
 def first_split(report: Report) -> int | None:

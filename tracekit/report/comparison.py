@@ -117,9 +117,9 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         causes=Causes(
             gone=tuple(_cause(reports[0], cause, "cost") for cause in change.gone),
             new=tuple(_cause(reports[1], cause, "costs") for cause in change.new),
-            staying=tuple(_staying(reports, was, now) for was, now in change.staying),
+            staying=tuple(_remaining(reports, earlier, later) for earlier, later in change.staying),
         ),
-        kinds=_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
+        kinds=_changed_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
         trustworthy=before.trustworthy and after.trustworthy,
         by_kind=[KindCost(kind.name, kind.before_s, kind.after_s) for kind in by_kind],
@@ -161,35 +161,33 @@ def _cause(report: Report, cause: Finding, word: str) -> str:
     return sentence if words is None else f"{sentence} ({words.replace('costs', word, 1)})"
 
 
-def _staying(reports: tuple[Report, Report], was: Finding, now: Finding) -> str:
+def _remaining(reports: tuple[Report, Report], earlier: Finding, later: Finding) -> str:
     """A cause of both sides, described as in the second run, with both costs."""
-    sentence = reports[1].answer.causes[reports[1].findings.index(now)]
-    then, today = _price(reports[0], was), _price(reports[1], now)
-    if then == today and then is not None:
-        return f"{sentence} ({then})"
-    return (
-        sentence if then is None or today is None else f"{sentence} ({then.replace('costs', 'cost', 1)}, now {today})"
-    )
+    sentence = reports[1].answer.causes[reports[1].findings.index(later)]
+    old, new = _price(reports[0], earlier), _price(reports[1], later)
+    if old == new and old is not None:
+        return f"{sentence} ({old})"
+    return sentence if old is None or new is None else f"{sentence} ({old.replace('costs', 'cost', 1)}, now {new})"
 
 
 def _price(report: Report, cause: Finding) -> str | None:
     """The cost of a cause per step, None if it has no price."""
-    saved_s, alone_s = (each / report.steps_in_whole for each in (cause.saved_s, cause.alone_s))
+    saved_s, alone_s = (cost_s / report.steps_in_whole for cost_s in (cause.saved_s, cause.alone_s))
     if max(saved_s, alone_s) <= 0:
         return None
     return cost(saved_s, alone_s, report.unit, bound=cause.bound)
 
 
-def _kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
+def _changed_kinds(changes: tuple[CostChange, ...], step_s: float, *, phases: bool) -> str | None:
     """The op kinds whose stragglers cost more or less than before, or the phases that take more or less."""
     largest_first = sorted(changes, key=lambda change: -abs(change.difference_s))
-    shown = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
+    relevant = [change for change in largest_first if abs(change.difference_s) >= SMALLEST_SHARE * step_s][:_MOST_KINDS]
     words = [
         f"{change.name} {seconds(abs(change.difference_s))} {'more' if change.difference_s > 0 else 'less'}"
-        for change in shown
+        for change in relevant
     ]
-    what = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
-    return f"{what}: {', '.join(words)}" if words else None
+    subject = "what phases take" if phases else "what stragglers cost a step, each op kind alone"
+    return f"{subject}: {', '.join(words)}" if words else None
 
 
 def _trust(reports: tuple[Report, Report]) -> str:
@@ -211,9 +209,9 @@ class ComparedOutput(CompareOutput, frozen=True, kw_only=True):
     fix: AppliedFix | None
 
 
-def in_all(fixes: Sequence[AppliedFix]) -> str:
+def total_of(fixes: Sequence[AppliedFix]) -> str:
     """What several fixes gave back together."""
-    expected, got = (sum(getattr(one, f"{name}_gpu_hours_per_day") for one in fixes) for name in ("expected", "got"))
+    expected, got = (sum(getattr(fix, f"{name}_gpu_hours_per_day") for fix in fixes) for name in ("expected", "got"))
     many = "1 fix" if len(fixes) == 1 else f"{len(fixes):,} fixes"
     return f"{many} gave back {three_digits(got)} of {three_digits(expected)} GPU-hours a day expected"
 
@@ -250,11 +248,11 @@ def fix_applied(
 
 def _fix_named(fixes: Sequence[Fix], name: str) -> Fix:
     priced = [fix for fix in fixes if fix.withheld is None and (fix.saved_s or 0.0) > 0]
-    named = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        titles = "; ".join(repr(fix.title) for fix in named)
-        raise SelectionError(f"--fix {name!r:.60}: {len(named)} fixes of A; give a part of one title: {titles:.400}")
+    hits = [fix for fix in priced if fix.kind == name] or [fix for fix in priced if name.lower() in fix.title.lower()]
+    if len(hits) == 1:
+        return hits[0]
+    if hits:
+        titles = "; ".join(repr(fix.title) for fix in hits)
+        raise SelectionError(f"--fix {name!r:.60}: {len(hits)} fixes of A; give a part of one title: {titles:.400}")
     kinds = ", ".join(dict.fromkeys(fix.kind for fix in priced)) or "none with a price"
     raise SelectionError(f"--fix {name!r:.60}: no fix of A with a price; A has {kinds}")

@@ -213,7 +213,7 @@ class Fix(Struct, frozen=True):
 
     @property
     def worth_s(self) -> float:
-        """By what fixes are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        """The key that orders fixes: the saving without the profiler, if the job was recorded with one."""
         return (self.saved_s or 0.0) if self.saves_step_s is None else self.saves_step_s.value
 
 
@@ -331,14 +331,14 @@ def nodes_of(culprits: Iterable[Culprit], *, trusted: bool) -> Nodes:
     trusted. Other nodes are suspects, which a script gets only where it asks for them.
     """
     drain: dict[str, None] = {}
-    named: dict[str, None] = {}
+    nodes: dict[str, None] = {}
     for culprit in culprits:
         host = culprit.host
         if host is not None and is_node_name(host):
-            named[host] = None
+            nodes[host] = None
             if trusted and culprit.hardware:
                 drain[host] = None
-    return Nodes(tuple(drain), tuple(host for host in named if host not in drain))
+    return Nodes(tuple(drain), tuple(host for host in nodes if host not in drain))
 
 
 def _listed(nodes: tuple[str, ...]) -> str:
@@ -372,7 +372,7 @@ def hostlist(names: Iterable[str]) -> str:
         group = _group(name)
         key = group if group in padded and len(match[2]) > 1 else (match[1], 1)
         numbers.setdefault(key, []).append(int(match[2]))
-    lists = [_with_brackets(prefix, width, found) for (prefix, width), found in sorted(numbers.items())]
+    lists = [_with_brackets(prefix, width, group) for (prefix, width), group in sorted(numbers.items())]
     return ",".join([*plain, *lists])
 
 
@@ -463,4 +463,4 @@ class RunVerdict(Struct, frozen=True):
     @property
     def alarming(self) -> tuple[RunCause, ...]:
         """The causes to tell a person about, worst first: those that cost enough of a window to be its headline."""
-        return tuple(one for one in self.causes if one.kind and one.worst_share >= SMALLEST_ALARMING_SHARE)
+        return tuple(cause for cause in self.causes if cause.kind and cause.worst_share >= SMALLEST_ALARMING_SHARE)

@@ -78,8 +78,8 @@ class Place(Struct, frozen=True):
         if self.links:
             parts.append("; ".join(str(link) for link in self.links))
         if self.pp_ranks:
-            of = f"model chunk {_listed(self.chunks)} of " if self.chunks else ""
-            parts.append(f"{of}stage {_listed(self.pp_ranks)}")
+            of_chunks = f"model chunk {_listed(self.chunks)} of " if self.chunks else ""
+            parts.append(f"{of_chunks}stage {_listed(self.pp_ranks)}")
         if self.dp_ranks:
             parts.append("dp " + _listed(self.dp_ranks))
         if self.steps:
@@ -88,8 +88,8 @@ class Place(Struct, frozen=True):
 
 
 def _listed(items: tuple[Any, ...]) -> str:
-    shown = " ".join(str(item) for item in items[:6])
-    return shown if len(items) <= 6 else f"{shown} and {len(items) - 6} more"
+    listed = " ".join(str(item) for item in items[:6])
+    return listed if len(items) <= 6 else f"{listed} and {len(items) - 6} more"
 
 
 class Unit(StrEnum):
@@ -115,10 +115,10 @@ class Figure(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The figure in words: `compute beyond that of its peers: 80% (4% needed)`."""
-        needed = f" ({self._said(self.needed)} needed)" if self.needed else ""
-        return f"{self.name}: {self._said(self.value)}{needed}"
+        needed = f" ({self._value_text(self.needed)} needed)" if self.needed else ""
+        return f"{self.name}: {self._value_text(self.value)}{needed}"
 
-    def _said(self, value: float) -> str:
+    def _value_text(self, value: float) -> str:
         match self.unit:
             case Unit.SHARE:
                 return f"{value:.0%}" if abs(value) >= 0.1 or value == round(value, 2) else f"{value:.1%}"
@@ -164,9 +164,9 @@ class SeenOnce(Struct, frozen=True):
     @property
     def words(self) -> str:
         """Where it was seen, and what is seen of it elsewhere: "step 4: +244.0 ms; the others lose 300 us each"."""
-        each = zip(self.steps, self.lost_s, strict=True)
+        pairs = zip(self.steps, self.lost_s, strict=True)
         others = f"lose {seconds(self.others_s)} each" if self.others_s > 0 else "lose nothing"
-        return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in each)}; the others {others}"
+        return f"{'; '.join(f'step {step}: +{seconds(lost_s)}' for step, lost_s in pairs)}; the others {others}"
 
 
 def confidence_from(figures: tuple[Figure, ...]) -> float:

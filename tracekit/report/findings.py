@@ -98,8 +98,8 @@ class Findings(Struct, frozen=True, dict=True):
     def with_code(self, rank: int, words: str) -> Findings:
         """The findings, with the line of code of what slows a rank down (`CauseInWords.code`)."""
         answer = self.report.answer
-        accounts = tuple(replace(one, code=words) if rank in one.ranks else one for one in answer.accounts)
-        return replace(self, report=replace(self.report, answer=replace(answer, accounts=accounts)))
+        new = tuple(replace(account, code=words) if rank in account.ranks else account for account in answer.accounts)
+        return replace(self, report=replace(self.report, answer=replace(answer, accounts=new)))
 
     def hosts(self) -> list[str]:
         """The hosts of the job, as far as they are known."""
@@ -156,10 +156,10 @@ class AppliedFix(Struct, frozen=True):
     @property
     def outcome(self) -> str:
         """Expected and got, without naming the jobs."""
-        got = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
+        saving = f"{seconds(self.got_s)} less" if self.got_s >= 0 else f"{seconds(-self.got_s)} more"
         if self.low_s is not None and self.high_s is not None:
-            got += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
-        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {got}"
+            saving += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
+        return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {saving}"
 
     @property
     def words(self) -> str:

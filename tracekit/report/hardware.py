@@ -218,24 +218,24 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
     """
     findings_of_gpu = [
         GpuFinding(
-            **{name: getattr(one.spent, name) for name in Spent.__struct_fields__},
-            share=one.spent.seconds / (times.recording_s or 1.0),
-            saves_s=one.saved_s if one.priced else None,
-            saves_step_s=one.saves_step_s,
-            action=one.suggested_fix,
+            **{name: getattr(finding.spent, name) for name in Spent.__struct_fields__},
+            share=finding.spent.seconds / (times.recording_s or 1.0),
+            saves_s=finding.saved_s if finding.priced else None,
+            saves_step_s=finding.saves_step_s,
+            action=finding.suggested_fix,
         )
-        for one in findings
-        if one.spent is not None
+        for finding in findings
+        if finding.spent is not None
     ]
-    saves = {one.names: one.saves_s for one in findings_of_gpu if one.reason == IdleReason.SYNCHRONISE}
+    saves = {finding.names: finding.saves_s for finding in findings_of_gpu if finding.reason == IdleReason.SYNCHRONISE}
     synchronisations = tuple(
         replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
         for row in times.synchronisations
     )
-    own = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
+    fields = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
     step = None if isinstance(unprofiled, str) else unprofiled
     return GpuInReport(
-        **own | {"synchronisations": synchronisations},
+        **fields | {"synchronisations": synchronisations},
         findings=tuple(findings_of_gpu),
         unprofiled=step,
         unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,
@@ -250,31 +250,31 @@ def gpu_tables(times: GpuTimes) -> Iterator[Table]:
         return (short(name, _WIDEST), seconds(spent_s), f"{spent_s / whole_s * 100:.1f}%", *more)
 
     def longest(names: Sequence[NamedTime], most: int, indent: str = "") -> list[tuple[str, ...]]:
-        named = [one for one in names if one.name][:most]
-        return [row(indent + code_name(one.name).strip("`"), one.seconds) for one in named]
+        with_name = [entry for entry in names if entry.name][:most]
+        return [row(indent + code_name(entry.name).strip("`"), entry.seconds) for entry in with_name]
 
     idle = []
     for reason in times.idle_by_reason:
         idle.append(row(reason.reason, reason.seconds, f"{reason.gaps:,}"))
-        idle += [(*each, "") for each in longest(reason.names, _MOST_OF_REASON, "  ")]
+        idle += [(*entry, "") for entry in longest(reason.names, _MOST_OF_REASON, "  ")]
     first = times.before_first
     before = [row(reason, spent_s) for reason, spent_s in first.by_reason.items()]
     unseen_s = first.seconds - sum(first.by_reason.values())
     if before and unseen_s > 0:
         before.append(row("launched, but not begun", unseen_s))
-    ops = [row(one.name, one.seconds, f"{one.gpu_ops:,}") for one in times.ops[:_MOST_ROWS]]
+    ops = [row(op.name, op.seconds, f"{op.gpu_ops:,}") for op in times.ops[:_MOST_ROWS]]
     waits = [
         row(
-            f"{one.call} in {one.op}" if one.op else one.call,
-            one.blocked_s,
-            f"{one.count:,}",
-            seconds(one.idle_after_s),
+            f"{call.call} in {call.op}" if call.op else call.call,
+            call.blocked_s,
+            f"{call.count:,}",
+            seconds(call.idle_after_s),
         )
-        for one in times.synchronisations[:_MOST_ROWS]
+        for call in times.synchronisations[:_MOST_ROWS]
     ]
     copies = [
-        row(one.kind + ", pageable" * one.pageable, one.seconds, f"{one.count:,}", f"{one.bytes:,}")
-        for one in times.transfers
+        row(copy.kind + ", pageable" * copy.pageable, copy.seconds, f"{copy.count:,}", f"{copy.bytes:,}")
+        for copy in times.transfers
     ]
     for title, heads, rows in (
         ("GPU idle", ("Idle between GPU ops", "time", "share", "gaps"), idle),
@@ -370,7 +370,7 @@ def hardware_table(answers: Sequence[OnGpu]) -> Table:
         )
         for answer in answers
     )
-    return Table("Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _note(answers))
+    return Table("Other GPUs", ("GPU", "step", "90% interval", "speedup", "tier", "limit"), rows, _notes(answers))
 
 
 _NOW = -1
@@ -401,12 +401,12 @@ def _tier(answer: OnGpu) -> str:
     return f"{tier} {shares[tier] / sum(shares.values()):.0%}"
 
 
-def _note(answers: Sequence[OnGpu]) -> str:
+def _notes(answers: Sequence[OnGpu]) -> str:
     """What all rows have in common, and what to know of single ones."""
-    now = answers[0].step_time_s
-    clock = " without the profiler" if now.unprofiled else ""
+    step_s = answers[0].step_time_s
+    clock = " without the profiler" if step_s.unprofiled else ""
     notes = [
-        f"a step takes {seconds(now.in_production.now)} now{clock}; overlapping intervals are a tie",
+        f"a step takes {seconds(step_s.in_production.now)} now{clock}; overlapping intervals are a tie",
         "tier: how most of the scaled time was found (docs/hardware.md)",
     ]
     for answer in answers:

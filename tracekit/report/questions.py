@@ -63,23 +63,23 @@ class ByLabel(Struct, frozen=True):
 
 def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix_means: str = _FIX_MEANS) -> Table:
     """The answers to custom questions. `whole`: what times are of, "step" or "recording"; `daily`: with GPU-hours."""
-    keeps = [asked.question.startswith("keep only ") for asked in answered]
+    keeps = [question.question.startswith("keep only ") for question in answered]
     meanings = [*([] if all(keeps) else [fix_means]), *([_KEEP_MEANS] if any(keeps) else [])]
     rows = [
         (
-            printable(asked.question),
-            seconds(asked.step_time_s),
-            f"{seconds(asked.saved_s)} ({asked.saved_s / (asked.step_time_s + asked.saved_s):+z.1%})",
-            *([f"{asked.saved_gpu_hours_per_day:,.1f}"] if daily else []),
+            printable(question.question),
+            seconds(question.step_time_s),
+            f"{seconds(question.saved_s)} ({question.saved_s / (question.step_time_s + question.saved_s):+z.1%})",
+            *([f"{question.saved_gpu_hours_per_day:,.1f}"] if daily else []),
         )
-        for asked in answered
+        for question in answered
     ]
     heads = ("What if", f"{whole} time", f"saved per {whole}", *(["GPU-hours a day"] if daily else []))
     return Table("Questions", heads, tuple(rows), " ".join(meanings))
 
 
 def label_table(group: ByLabel, *, peers: bool = True) -> Table:
-    """What each value of a label costs, costliest first. `peers`: whether there are other ranks to compare with."""
+    """The cost of each value of a label, costliest first. `peers`: whether there are other ranks to compare with."""
     rows = [
         (
             cut(printable(", ".join(map(str, share.values))), _LONGEST_VALUE),
@@ -99,8 +99,8 @@ def label_table(group: ByLabel, *, peers: bool = True) -> Table:
 
 def change_text(saved_s: float) -> str:
     """The change of a step that saves so much, with its sign."""
-    shown, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
-    return "0" if float(shown.split()[0]) == 0 else f"{sign}{shown}"
+    size, sign = seconds(abs(saved_s)), "-" if saved_s > 0 else "+"
+    return "0" if float(size.split()[0]) == 0 else f"{sign}{size}"
 
 
 class Idle(Struct, frozen=True):
@@ -192,7 +192,7 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
     """Where each stage is idle, why, and what schedules would cost; of each schedule the most microbatches held."""
     rows = {stage.pp_rank: frame_of(stage.places, IdleOfStage) for stage in bubbles.by_stage}
     rows = rows or {0: frame_of([], IdleOfStage)}
-    held = [max(row.peak_microbatches) if row.peak_microbatches else None for row in bubbles.schedules]
+    peaks = [max(row.peak_microbatches) if row.peak_microbatches else None for row in bubbles.schedules]
     return {
         "bubbles_stages": frame_of(bubbles.by_stage, StageBubbles),
         "bubbles_places": pl.concat(
@@ -200,7 +200,7 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
         ),
         "bubbles_causes": frame_of(bubbles.causes, LostTo),
         "bubbles_schedules": frame_of(bubbles.schedules, PricedSchedule).with_columns(
-            peak_microbatches=pl.Series(held, dtype=pl.Float64)
+            peak_microbatches=pl.Series(peaks, dtype=pl.Float64)
         ),
     }
 

@@ -251,7 +251,7 @@ class Report(Struct, frozen=True, kw_only=True):
         """Causes to tell a person about: those of a headline loss that are each large enough to be a headline."""
         if not self.judged or self.verdict.kind in (LossKind.BALANCED, LossKind.MINOR):
             return ()
-        return tuple(each for each in self.answer.accounts if each.share >= SMALLEST_ALARMING_SHARE)
+        return tuple(account for account in self.answer.accounts if account.share >= SMALLEST_ALARMING_SHARE)
 
     @property
     def accused(self) -> Accused:
@@ -296,12 +296,12 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def gpu_of_ranks(self) -> list[GpuInReport]:
         """What the GPU of each rank of a recording did."""
-        return [self.gpu] if self.gpu else [each for each in self.gpus or () if isinstance(each, GpuInReport)]
+        return [self.gpu] if self.gpu else [gpu for gpu in self.gpus or () if isinstance(gpu, GpuInReport)]
 
     @property
     def on_gpus(self) -> list[OnGpu]:
         """What the job takes on the GPUs that were asked for, in their order."""
-        return [each for each in self.gpus or () if isinstance(each, OnGpu)]
+        return [gpu for gpu in self.gpus or () if isinstance(gpu, OnGpu)]
 
     @property
     def parts(self) -> list[Section]:
@@ -339,8 +339,8 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def table_names(self) -> tuple[str, ...]:
         """The names for `table`."""
-        of_workers = PIPELINE_TABLES if self.by_worker is not UNSET else ()
-        return (*of_workers, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
+        worker_tables = PIPELINE_TABLES if self.by_worker is not UNSET else ()
+        return (*worker_tables, *COMMON_TABLES, *(_POST_TRAINING_TABLES if self.losses is not UNSET else ()))
 
     def table(self, name: str) -> pl.DataFrame:
         """The table of that name (see `table_names`). Raises SelectionError for another name."""
@@ -394,8 +394,8 @@ def write_tables(tables: dict[str, pl.DataFrame], directory: str | os.PathLike[s
 
 def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     """S with its error, as people read it."""
-    shown = math.nan if slowdown is None else slowdown
-    return f"{shown:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
+    value = math.nan if slowdown is None else slowdown
+    return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
 
 #: Shares are at most 1, but for rounding.
@@ -456,8 +456,8 @@ def _impossible(report: Report) -> Iterator[str]:
     times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
     times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
     for name, values in times.items():
-        if (least := min(values)) < 0:
-            yield f"{name} of {least:g} s"
+        if (smallest := min(values)) < 0:
+            yield f"{name} of {smallest:g} s"
     slowdowns = {"S": report.slowdown} | {f"S of worker {row.worker}": row.slowdown for row in report.by_worker or ()}
     for name, slowdown in slowdowns.items():
         if slowdown is not None and slowdown <= 0:
@@ -511,7 +511,7 @@ def _texts(content: Any, *, is_name: bool = False) -> Iterator[tuple[str, bool]]
             escaped |= field == "kind" and isinstance(content, OnPath)
             yield from _texts(getattr(content, field), is_name=escaped)
     elif isinstance(content, list | tuple):
-        for each in content:
-            yield from _texts(each, is_name=is_name)
+        for member in content:
+            yield from _texts(member, is_name=is_name)
     elif isinstance(content, dict):
         yield from _texts([*content, *content.values()], is_name=is_name)

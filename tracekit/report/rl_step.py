@@ -146,8 +146,8 @@ class DifferingSteps(Struct, frozen=True):
             return f"{which} spend{'s' * (not several)} {seconds(abs(self.phase_extra_s))} {more} in {self.phase}"
         each = " each" * several
         extra = f"{'+' if self.extra_s >= 0 else '-'}{seconds(abs(self.extra_s))}{each}"
-        of_run = f"{percent(abs(self.share))} of the run"
-        return f"{which} take{'s' * (not several)} {ratio(self.times)}x the others ({extra}, {of_run}): {self.phase}"
+        share = f"{percent(abs(self.share))} of the run"
+        return f"{which} take{'s' * (not several)} {ratio(self.times)}x the others ({extra}, {share}): {self.phase}"
 
 
 class Trend(Struct, frozen=True):

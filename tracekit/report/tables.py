@@ -139,8 +139,8 @@ class BarTimeline(Struct, frozen=True, tag="timeline"):
     @property
     def is_whole(self) -> bool:
         """Whether every bar has a row and an entry of the legend, and these a tone."""
-        rows, whats = range(len(self.rows)), range(len(self.legend))
-        fit = all(bar.row in rows and bar.what in whats for bar in self.bars)
+        rows, entries = range(len(self.rows)), range(len(self.legend))
+        fit = all(bar.row in rows and bar.what in entries for bar in self.bars)
         return fit and all(entry.tone in TONES for entry in self.legend)
 
 
@@ -394,19 +394,19 @@ class ClockReport(Struct, frozen=True):
     untied: str | None
 
 
-def frame_of(things: Sequence[object], shape: type[Struct], but: Collection[str] = ()) -> pl.DataFrame:
+def frame_of(records: Sequence[object], shape: type[Struct], but: Collection[str] = ()) -> pl.DataFrame:
     """One row for each thing, with the columns of `shape` that are text, numbers or truth values, `but` for these.
 
     A column that the first thing lacks is left out.
     """
-    first = things[0] if things else None
+    first = records[0] if records else None
     types = {field.name: _without_none(field.type) for field in msgspec.structs.fields(shape)}
     schema = {
         name: _COLUMNS[kind]
         for name, kind in types.items()
         if kind in _COLUMNS and name not in but and getattr(first, name, None) is not UNSET
     }
-    return pl.DataFrame([{name: getattr(thing, name) for name in schema} for thing in things], schema)
+    return pl.DataFrame([{name: getattr(record, name) for name in schema} for record in records], schema)
 
 
 def row_type(report: type[Struct], table: str) -> type[Struct]:
@@ -434,8 +434,8 @@ def encoded(content: Any) -> bytes:
     return msgspec.json.encode(content, enc_hook=_rows_or_number)
 
 
-def _rows_or_number(thing: Any) -> Any:
-    return thing.to_dicts() if isinstance(thing, pl.DataFrame) else thing.item()
+def _rows_or_number(value: Any) -> Any:
+    return value.to_dicts() if isinstance(value, pl.DataFrame) else value.item()
 
 
 def csv_kind(name: str, columns: Iterable[str]) -> Kind:

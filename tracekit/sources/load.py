@@ -1,4 +1,4 @@
-"""What is a path, and open it: which source it is, which jobs a folder holds, what to say of anything else.
+"""Identify paths and open them: the source of a path, the jobs in a folder, and errors for anything else.
 
 In: paths, what a command wants of them, and what the user states about them. Out: the entry of the registry or of a
 plug-in, the paths of jobs, a `Job` that is loaded and ready for questions, or an error that names what the path is
@@ -81,8 +81,8 @@ def load_from_store(
     """
     from tracekit.store import Store, default_store
 
-    opened = Store(Path(store) if store is not None else default_store())
-    return job_of(opened.load(opened.newest() if name is None else name, window), method)
+    jobs = Store(Path(store) if store is not None else default_store())
+    return job_of(jobs.load(jobs.newest() if name is None else name, window), method)
 
 
 def load_trace(
@@ -104,17 +104,17 @@ def load_trace(
         tuple(kernel_classes),
     )
     if len(files) > 1:
-        source = _together(files, importer)
+        source = _source_of_files(files, importer)
     elif importer is not None:
-        source = _named(importer)
+        source = _source_named(importer)
     else:
-        source, files = _one(files[0], options)
+        source, files = _source_at(files[0], options)
     _refuse(source, files[0], options)
     assert source.read is not None
     return source.read(files, options)
 
 
-def _named(importer: str) -> Source:
+def _source_named(importer: str) -> Source:
     """The source with this name. Raises FormatError."""
     formats = FORMATS if importer in FORMATS else FORMATS | {source.name: source for source in plugged_in()}
     if importer not in formats:
@@ -122,10 +122,10 @@ def _named(importer: str) -> Source:
     return formats[importer]
 
 
-def _together(files: Sequence[Path], importer: str | None) -> Source:
+def _source_of_files(files: Sequence[Path], importer: str | None) -> Source:
     """The source of several files of one job: of profilers, or of post-training. Raises SelectionError for others."""
     looks = map(Look, files)
-    sources = [with_content(Content.TRACE, look) if importer is None else _named(importer) for look in looks]
+    sources = [with_content(Content.TRACE, look) if importer is None else _source_named(importer) for look in looks]
     formats = {source.name: source for source in sources if source is not None}
     if formats and formats.keys() <= GPU_FORMATS:
         return next(iter(formats.values()))
@@ -141,7 +141,7 @@ def are_one_job(paths: Sequence[Path]) -> bool:
     return bool(names) and names <= GPU_FORMATS
 
 
-def _one(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
+def _source_at(path: Path, options: ReadOptions) -> tuple[Source, list[Path]]:
     """The source at a path, or of the only job in a folder, and the path to read. Raises FormatError for others."""
     look = Look(path)
     source = with_content(Content.TRACE, look)
@@ -184,12 +184,12 @@ def read_trace(
 
 
 def source_of(look: Look) -> Source | None:
-    """The source that a path is, if tracekit shows it by itself; None for folders of jobs, and for anything else."""
+    """The source of a path that tracekit can show; None for folders of jobs, and for anything else."""
     return next((entry for entry in _entries(look) if entry.content is not Content.OTHER and entry.sniff(look)), None)
 
 
 def with_content(wanted: Content, look: Look) -> Source | None:
-    """The first source that a path is, of those that hold what is wanted."""
+    """The first source with the wanted content that recognises a path."""
     return next((entry for entry in _entries(look, wanted) if entry.content is wanted and entry.sniff(look)), None)
 
 
@@ -298,9 +298,9 @@ def windows_of(store: Path) -> Iterator[Path]:
     from tracekit.store import Store, WindowPart
     from tracekit.store.folder import Folder, name_of
 
-    opened, folder = Store(store), Folder(store)
-    for job in opened.jobs():
-        for window in opened.windows(job.name):
+    jobs, folder = Store(store), Folder(store)
+    for job in jobs.jobs():
+        for window in jobs.windows(job.name):
             if WindowPart.OPS in window.files:
                 name = name_of(window.job_id, window.number, WindowPart.OPS)
                 try:
@@ -356,7 +356,7 @@ class _Importer:
         self._plug_in, self._failed = plug_in, False
 
     def sniff(self, look: Look) -> bool:
-        """Whether it recognises the path; once it has failed, it is not asked again. A pipe would block it."""
+        """Whether it recognises the path; not called again once it has failed. A pipe would block it."""
         if self._failed or not (look.is_file or look.is_folder):
             return False
         try:
@@ -387,9 +387,9 @@ class _Importer:
 @cache
 def plugged_in() -> tuple[Source, ...]:
     """The sources of plug-ins; those that are left out are named on stderr."""
-    fitting, problems = plug_ins("importers", frozenset(FORMATS), _is_importer)
+    importers, problems = plug_ins("importers", frozenset(FORMATS), _is_importer)
     tell(problems)
-    return tuple(_entry(name, plug_in) for name, plug_in in fitting.items())
+    return tuple(_entry(name, plug_in) for name, plug_in in importers.items())
 
 
 def _entry(name: str, plug_in: PlugIn) -> Source:

@@ -41,14 +41,14 @@ _COLLECTORS_PAGE, _FORMATS_PAGE = "collecting.md", "traces.md"
 
 
 def other_recording(look: Look) -> str | None:
-    """What a recording of another tool is, and what to do; None for anything else."""
+    """The description of another tool's recording, and what to do; None for anything else."""
     from tracekit.collectors.importers.kineto.json_events import other_recording as recognised
 
     return recognised(look)
 
 
 def other_log(look: Look) -> str | None:
-    """What the log of a trainer or of NCCL is, and what to do; None for anything else."""
+    """The description of a log of a trainer or of NCCL, and what to do; None for anything else."""
     return sniff.other_log(look.head, look.path) or sniff.other_log(look.tail, look.path)
 
 
@@ -75,8 +75,8 @@ def is_table(path: Path) -> bool:
         return False
 
 
-def a_table(path: Path, wanted: Content = Content.TRACE) -> str:
-    """What to say of a table of a report."""
+def table_text(path: Path, wanted: Content = Content.TRACE) -> str:
+    """The error about a table of a report."""
     title = "a table that tracekit wrote with --parquet"
     return written(title, "read it with polars or pandas")(Look(path), wanted)
 
@@ -97,8 +97,8 @@ def _layout(look: Look, wanted: Content) -> str:
     return f"a layout, not {wanted}; give it with its trace: `{command('whatif', 'TRACE', '--layout', look.path)}`"
 
 
-def to_have(wanted: Content) -> str:
-    """How to come by what a command wants."""
+def to_get(wanted: Content) -> str:
+    """How to get the content that a command wants."""
     match wanted:
         case Content.DUMPS:
             return "name the folder with the flight-recorder dumps of all ranks"
@@ -110,17 +110,17 @@ def to_have(wanted: Content) -> str:
             return "`tracekit import --format` lists the formats that tracekit reads"
 
 
-def _text(look: Look, wanted: Content) -> str:
+def _describe_text(look: Look, wanted: Content) -> str:
     kind = "a file" if b"\0" in look.head else "a text file"
-    return f"{kind}, not {wanted}; {to_have(wanted)}"
+    return f"{kind}, not {wanted}; {to_get(wanted)}"
 
 
 def _json(_: Look, wanted: Content) -> str:
     kind = "not JSON that tracekit reads" if wanted is Content.TRACE else f"JSON, not {wanted}"
-    return f"{kind}; {to_have(wanted)}"
+    return f"{kind}; {to_get(wanted)}"
 
 
-def _advised(title: str, advice: str) -> _Sentence:
+def _with_advice(title: str, advice: str) -> _Sentence:
     return lambda _, wanted: f"{title}, not {wanted}; {advice}"
 
 
@@ -128,7 +128,7 @@ def _is_empty(look: Look) -> bool:
     return look.is_readable and not look.head
 
 
-def _ends(*endings: str) -> Callable[[Look], bool]:
+def _name_ends_with(*endings: str) -> Callable[[Look], bool]:
     return lambda look: look.is_readable and look.name.endswith(endings)
 
 
@@ -140,9 +140,9 @@ def _other(name: str, sniff: Callable[[Look], bool], sentence: _Sentence) -> Sou
     return Source(name, f"a {name}", sniff, sentence=sentence)
 
 
-def _recognised(name: str, what: Callable[[Look], str | None]) -> Source:
-    """A path of another tool. `what`: the sentence about it, None for anything else."""
-    return _other(name, lambda look: what(look) is not None, lambda look, _: str(what(look)))
+def _recognised(name: str, describe: Callable[[Look], str | None]) -> Source:
+    """A path of another tool. `describe`: the sentence about it, None for anything else."""
+    return _other(name, lambda look: describe(look) is not None, lambda look, _: str(describe(look)))
 
 
 #: One dump of a hang, whose folder is what to read.
@@ -165,27 +165,27 @@ MISFITS = (
         written("a report in Markdown that tracekit wrote", "it is text to read"),
     ),
     _recognised("other-recording", other_recording),
-    _other("script", _ends(".py", ".sh"), _script),
-    _other("layout", _ends(".yaml", ".yml"), _layout),
+    _other("script", _name_ends_with(".py", ".sh"), _script),
+    _other("layout", _name_ends_with(".yaml", ".yml"), _layout),
     _recognised("other-log", other_log),
-    _other("empty-file", _is_empty, _advised("an empty file", "record or copy it again")),
+    _other("empty-file", _is_empty, _with_advice("an empty file", "record or copy it again")),
     _other(
         "empty-folder",
         lambda look: look.is_folder and not look.entries,
-        lambda _, wanted: f"an empty folder, not {wanted}; {to_have(wanted)}",
+        lambda _, wanted: f"an empty folder, not {wanted}; {to_get(wanted)}",
     ),
     _other(
         "empty-files",
         lambda look: bool(look.entries) and all(map(_is_empty, look.entries)),
-        _advised("a folder with nothing but empty files", "record or copy them again"),
+        _with_advice("a folder with nothing but empty files", "record or copy them again"),
     ),
     _other(
         "zstd",
-        lambda look: any(each.head.startswith(b"\x28\xb5\x2f\xfd") for each in (look, *look.entries)),
-        _advised("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
+        lambda look: any(file.head.startswith(b"\x28\xb5\x2f\xfd") for file in (look, *look.entries)),
+        _with_advice("packed with zstd", "unpack it with `zstd -d`, or pack it with gzip, which tracekit reads"),
     ),
-    _other("json", _ends(".json", ".json.gz"), _json),
-    _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _text),
+    _other("json", _name_ends_with(".json", ".json.gz"), _json),
+    _other("file", lambda look: look.is_readable and look.path.suffix != ".gz", _describe_text),
 )
 
 
@@ -239,7 +239,7 @@ def read_canonical(path: Path, *, layout: Path | None, unit: TimeUnit | None) ->
     except FormatError:
         if not is_table(path):
             raise
-        raise FormatError(f"{path}: {a_table(path)}") from None
+        raise FormatError(f"{path}: {table_text(path)}") from None
 
 
 def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) -> Trace:
@@ -292,7 +292,7 @@ def _parquet(look: Look, wanted: Content) -> str:
             return _trace("a trace")(look, wanted)
     except TracekitError:
         pass
-    return a_table(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}; {to_have(wanted)}"
+    return table_text(look.path, wanted) if is_table(look.path) else f"a Parquet file, not {wanted}; {to_get(wanted)}"
 
 
 def _report(look: Look, wanted: Content) -> str:
@@ -302,8 +302,8 @@ def _report(look: Look, wanted: Content) -> str:
 
 
 def _is_parquet(look: Look) -> bool:
-    named = look.path.suffix == PARQUET and look.exists and not look.is_folder
-    return named or look.head.startswith(_PARQUET_BYTES)
+    has_suffix = look.path.suffix == PARQUET and look.exists and not look.is_folder
+    return has_suffix or look.head.startswith(_PARQUET_BYTES)
 
 
 def _is_op_trace(look: Look) -> bool:
@@ -387,7 +387,7 @@ PROFILES = _profiles(
     "",
     "kineto.md",
 )
-#: Kinds of paths that plug-ins are not asked about.
+#: Kinds of paths that plug-ins do not see.
 FIRST: tuple[Source, ...] = (
     Source(
         "study",

@@ -27,7 +27,7 @@ _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, 
 
 
 class Content(StrEnum):
-    """What a path holds, and what a command wants, as errors name it."""
+    """The content of a path, or what a command wants, as errors name it."""
 
     TRACE = "a trace"
     DUMPS = "a folder of dumps"
@@ -85,7 +85,7 @@ class Source(Struct, frozen=True):
     in_batches: bool = False
 
     def instead(self, look: Look, wanted: Content) -> str:
-        """What the path is, and what to type, for a command that wants another kind."""
+        """The error of a command that wants another kind of path: what this path is, and what to type."""
         if self.sentence is not None:
             return self.sentence(look, wanted)
         return f"{self.title}, not {wanted}; type `{command(*self.command, look.path)}`"

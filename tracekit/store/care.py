@@ -17,7 +17,7 @@ from tracekit.base.text import short
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
-from tracekit.store.catalogue_file import if_nobody_writes
+from tracekit.store.catalogue_file import excluding_writers
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow
 from tracekit.store.folder import JOBS, LEFT_OUT, Folder, name_of
 from tracekit.store.hangs import hang_files, read_hang
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tracekit.store.catalogue_rows import AnyTrace
 
 #: Called with the name of each stage of the work.
-Tell = Callable[[str], None]
+ShowStage = Callable[[str], None]
 #: What a store keeps of the analysis of a trace, which the analysis above the store makes.
 Analyse = Callable[["AnyTrace"], Findings | Unanalysed]
 
@@ -41,28 +41,28 @@ _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
 _NAMES = {WindowPart.OPS: "ops", WindowPart.REPORT: "report", WindowPart.WORKERS: "slowdowns of workers"}
 
 
-def damages(store: Store, tell: Tell = lambda _: None) -> Iterator[str]:
+def damages(store: Store, show_stage: ShowStage = lambda _: None) -> Iterator[str]:
     """Problems with the files of a store, one line each; reads every byte. Changes nothing."""
     folder = store.folder()
     with store.reading() as catalogue:
         windows = catalogue.windows()
     yield from catalogue.left_out
     unsafe = dict.fromkeys(folder.unsafe())
-    yield from _lasting(store, folder, list(_damaged(folder, windows, tell, unsafe)))
+    yield from _not_in_progress(store, folder, list(_damaged_windows(folder, windows, show_stage, unsafe)))
     yield from unsafe
     if line := _unless_unsafe(folder.damaged_note, None):
         yield line
     yield from map(str, _damaged_hangs(store).values())
 
 
-def _damaged(
-    folder: Folder, windows: Sequence[StoredWindow], tell: Tell, unsafe: dict[str, None]
+def _damaged_windows(
+    folder: Folder, windows: Sequence[StoredWindow], show_stage: ShowStage, unsafe: dict[str, None]
 ) -> Iterator[tuple[StoredWindow, dict[WindowPart, str]]]:
     """The windows with damaged files, and what is wrong with each; reads all files. What is refused goes to `unsafe`, a
     line for each.
     """
     for number, window in enumerate(windows, 1):
-        tell(f"checking window {number:,} of {len(windows):,}")
+        show_stage(f"checking window {number:,} of {len(windows):,}")
         bad: dict[WindowPart, str] = {}
         for part in window.files:
             try:
@@ -75,7 +75,7 @@ def _damaged(
             yield window, bad
 
 
-def _lasting(
+def _not_in_progress(
     store: Store, folder: Folder, damaged: Iterable[tuple[StoredWindow, dict[WindowPart, str]]]
 ) -> Iterator[str]:
     """Those problems, and files that no window names, that are not the work of a writer.
@@ -85,20 +85,20 @@ def _lasting(
     order, is nobody's work. Nor is anything while no writer is there.
     """
     before = set(_files_of_jobs(folder))
-    with if_nobody_writes(folder.catalogue) as nobody:
-        at_work = set() if nobody else folder.noted_files()
+    with excluding_writers(folder.catalogue) as no_writer:
+        at_work = set() if no_writer else folder.noted_files()
         with store.reading() as catalogue:
-            named = folder.named_files(catalogue)
-        nameless = (before - named.keys() - at_work).intersection(_files_of_jobs(folder))
+            referenced = folder.named_files(catalogue)
+        nameless = (before - referenced.keys() - at_work).intersection(_files_of_jobs(folder))
     for window, bad in damaged:
         for part, problem in bad.items():
-            if named.get(name_of(window.job_id, window.number, part)) == window.files[part]:
+            if referenced.get(name_of(window.job_id, window.number, part)) == window.files[part]:
                 yield f"{_title(window)}: {_NAMES[part]}: {problem}"
     for name in sorted(nameless):
         yield f"{folder.path / name}: no window names it; a killed writer or a lost catalogue left it behind"
 
 
-def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[str]:
+def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: None) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report. A report that is damaged, or of
     another version, is made anew from the ops beside it. What cannot be read now stays, with a line, too.
 
@@ -122,16 +122,16 @@ def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[
         if note:
             lines.append(f"dropped; {note}")
         if rebuilding or any(table == "windows" for table, _ in dropped):
-            lines += _recovered(writer.catalogue, folder, tell)
+            lines += _recover_windows(writer.catalogue, folder, show_stage)
         unnamed = _unnamed(writer.catalogue, folder)
-        damaged = list(_damaged(folder, writer.catalogue.windows(), tell, unsafe))
+        damaged = list(_damaged_windows(folder, writer.catalogue.windows(), show_stage, unsafe))
         for window, bad in damaged:
-            lines += _without(writer, window, bad)
+            lines += _drop_parts(writer, window, bad)
         without_report = [window for window, bad in damaged if WindowPart.REPORT in bad]
-        lines += _made_anew(writer, without_report, analyse, tell)
+        lines += _renew(writer, without_report, analyse, show_stage)
     try:
         if unnamed:
-            lines += _moved_out(store, folder)
+            lines += _move_unnamed(store, folder)
     except UnsafeFileError as error:  # in the place of the folder to move them to
         unsafe[str(error)] = None
     for name, problem in _damaged_hangs(store).items():
@@ -144,7 +144,7 @@ def repair(store: Store, analyse: Analyse, tell: Tell = lambda _: None) -> list[
 
 
 def _unless_unsafe(read: Callable[[], _Read], otherwise: _Read) -> _Read:
-    """What `read` returns; `otherwise` if something else is in the place of a file or folder: that has its line."""
+    """The result of `read`; `otherwise` if something unsafe is in the place of a file, which is reported elsewhere."""
     try:
         return read()
     except UnsafeFileError:
@@ -172,19 +172,19 @@ def _damaged_hangs(store: Store) -> dict[str, StoreError]:
     return problems
 
 
-def _moved_out(store: Store, folder: Folder) -> Iterator[str]:
+def _move_unnamed(store: Store, folder: Folder) -> Iterator[str]:
     """Move the files that no window names out of the way of new windows."""
     out = f"{LEFT_OUT}/{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-    with store.writing() as writer:  # now that the catalogue no longer names them, and while nobody adds files
+    with store.writing() as writer:  # now that the catalogue no longer names them, and while no writer adds files
         for name in _unnamed(writer.catalogue, folder):
             moved = f"{out}{name.removeprefix(JOBS)}"
-            folder.contained.make_folder(to := moved.rpartition("/")[0], lasting=True)
+            folder.contained.make_folder(target := moved.rpartition("/")[0], durable=True)
             folder.contained.rename(name, moved)
-            folder.contained.sync_folder(to)
+            folder.contained.sync_folder(target)
             yield f"{folder.path / name}: moved to {folder.path / moved}; no window names it"
 
 
-def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str]:
+def _recover_windows(catalogue: Catalogue, folder: Folder, show_stage: ShowStage) -> Iterator[str]:
     """Add windows from their traces, each of which names its job; of several jobs with one name, the newest."""
     matches = filter(None, map(_TRACE.fullmatch, _unnamed(catalogue, folder)))
     traces = [(int(match[1]), int(match[2]), match.string) for match in matches]
@@ -192,7 +192,7 @@ def _recovered(catalogue: Catalogue, folder: Folder, tell: Tell) -> Iterator[str
         path, status = folder.path / name, folder.contained.status(name)
         if status is None or name != name_of(job_id, number, WindowPart.OPS):
             continue
-        tell(f"reading {path.name} of job {job_id}")
+        show_stage(f"reading {path.name} of job {job_id}")
         # Whatever cannot be read now ends the repair here: it is no reason to leave a window out.
         files = {part: stored for part in WindowPart if (stored := _stored(folder, name_of(job_id, number, part)))}
         findings = _findings(folder, name_of(job_id, number, WindowPart.REPORT))
@@ -229,7 +229,7 @@ def _findings(folder: Folder, name: str) -> Findings | None:
         return None
 
 
-def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, tell: Tell) -> Iterator[str]:
+def _renew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: ShowStage) -> Iterator[str]:
     """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
     lost = {(window.job_id, window.number) for window in dropped}
     for window in writer.catalogue.windows():
@@ -238,7 +238,7 @@ def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analy
             if not is_old and (window.job_id, window.number) not in lost:
                 continue
             if WindowPart.OPS in window.files:
-                tell(f"analysing {_title(window)}")
+                show_stage(f"analysing {_title(window)}")
                 trace = writer.folder.trace(window)
                 writer.replace_findings(window, Incoming(trace, window.job, "", analyse(trace)))
                 yield f"{_title(window)}: its report was made anew from its ops"
@@ -246,7 +246,7 @@ def _made_anew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analy
                 yield f"{_title(window)}: its report is of another version, and its ops are gone: it stays as it is"
 
 
-def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
+def _drop_parts(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
     """Drop the damaged parts of a window, or the window itself if nothing is left of it."""
     if set(window.files) == set(bad):
         writer.remove_window(window)
@@ -260,7 +260,11 @@ def _without(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -
 
 
 def prune(
-    store: Store, *, older_than: timedelta | None = None, most_bytes: int | None = None, tell: Tell = lambda _: None
+    store: Store,
+    *,
+    older_than: timedelta | None = None,
+    most_bytes: int | None = None,
+    show_stage: ShowStage = lambda _: None,
 ) -> list[str]:
     """Remove ops, one line each, oldest windows first: those added earlier than `older_than` ago, and as many as
     needed.
@@ -274,7 +278,7 @@ def prune(
         lines = [] if older_than is None else list(_prune_hangs(folder, older_than))
         windows = writer.catalogue.windows()
         size = sum(file.bytes for window in windows for file in window.files.values())
-        for window in (one for one in windows if WindowPart.OPS in one.files):
+        for window in (window for window in windows if WindowPart.OPS in window.files):
             old = older_than is not None and datetime.now(UTC) - window.added_at > older_than
             if not old and (most_bytes is None or size <= most_bytes):
                 continue
@@ -283,7 +287,7 @@ def prune(
             except UnsafeFileError as error:
                 lines.append(str(error))
                 continue
-            tell(f"removing ops of {short(window.job)}")
+            show_stage(f"removing ops of {short(window.job)}")
             freed = window.files[WindowPart.OPS].bytes
             writer.remove_part(window, WindowPart.OPS)
             size -= freed

@@ -241,7 +241,7 @@ class Catalogue:
 
     @property
     def live(self) -> LiveTables:
-        """What alerts, metrics and the history of a job need."""
+        """The tables for alerts, metrics and the history of a job."""
         return LiveTables(self.connection)
 
     def ensure_job(self, job_id: int, name: str, source: str) -> None:
@@ -259,14 +259,17 @@ class Catalogue:
 
     def add_windows(self, windows: Sequence[WrittenWindow]) -> None:
         """Add windows whose files have been written."""
-        facts = (each.key | {"added_at": each.added_at} | _facts(each.item) | _found(each.item) for each in windows)
+        facts = (
+            window.key | {"added_at": window.added_at} | _facts(window.item) | _verdict(window.item)
+            for window in windows
+        )
         insert(self.connection, "windows", *facts)
-        files = [(each.key, part, file) for each in windows for part, file in each.files.items()]
+        files = [(window.key, part, file) for window in windows for part, file in window.files.items()]
         insert(self.connection, "files", *(key | {"part": part} | asdict(file) for key, part, file in files))
-        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
-        self._add_hosts([(each.job_id, host) for each, findings in analysed for host in findings.hosts()])
-        for each, _ in analysed:
-            self._add_gpus(each.job_id, each.item.trace.metadata)
+        analysed = [(window, window.item.findings) for window in windows if isinstance(window.item.findings, Findings)]
+        self._add_hosts([(window.job_id, host) for window, findings in analysed for host in findings.hosts()])
+        for window, _ in analysed:
+            self._add_gpus(window.job_id, window.item.trace.metadata)
         self.live.add_findings(windows)
 
     def remove_impossible(self) -> Iterator[tuple[str, str]]:
@@ -305,8 +308,8 @@ class Catalogue:
         )
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
-        hosts = _by_rank(metadata.get("hosts"))
-        host_of_gpu = {uuid: _text(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
+        hosts = hosts if isinstance(hosts := metadata.get("hosts"), dict) else {}
+        host_of_gpu = {uuid: _text_or_none(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
         if not host_of_gpu:
             return
         self.connection.execute(
@@ -321,15 +324,11 @@ def _sql(name: str) -> str:
     return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
 
 
-def _by_rank(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str | None:
+def _text_or_none(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _found(item: Incoming) -> dict[str, Any]:
+def _verdict(item: Incoming) -> dict[str, Any]:
     """The columns of `windows` with findings; empty if the window was not analysed."""
     if item.findings is None:
         return {}

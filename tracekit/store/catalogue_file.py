@@ -54,7 +54,7 @@ CLOSED: dict[str, str | bool | int | float | list[str]] = {
 _VIEWS = "SELECT view_name FROM system.main.duckdb_views() WHERE database_name = $name AND schema_name = 'main'"
 #: DuckDB attaches a file once at a time: reading threads take turns.
 _ONE_READS = threading.RLock()
-#: How long to retry opening a file that was replaced meanwhile: some systems of files then have it no more.
+#: How long to retry opening a file that was replaced meanwhile: some file systems then lack it.
 _OPENING_S = 60.0
 #: DuckDB as started, by process: a fork starts its own.
 _STARTED: dict[int, duckdb.DuckDBPyConnection] = {}
@@ -64,7 +64,7 @@ _READ: dict[tuple[int, str], tuple[str, int]] = {}
 _OPEN: dict[str, int] = {}
 #: A path by which DuckDB has a file.
 _PATH_BY_DESCRIPTOR = re.compile(r"/proc/self/fd/[0-9]+(/[^\s\"]*)?")
-#: Files are attached under names that nobody uses again.
+#: Numbers the names under which files are attached, each used once.
 _NUMBERS = itertools.count(1)
 
 
@@ -136,7 +136,7 @@ def catalogue_copy(path: Path) -> Iterator[CatalogueCopy]:
             f"{folder.root / log}: holds changes to the store that another program has not finished; open and close"
             f" {path} with DuckDB, or move this file away if there is no store"
         )
-    _remove_copies(folder)  # killed writers left them: nobody else is writing now
+    _remove_copies(folder)  # left by killed writers: no other process writes now
     try:
         copy = f"{_COPY_PREFIX}{secrets.token_hex(4)}"
         yield CatalogueCopy(folder, copy, state is not None, place, state)
@@ -167,8 +167,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def if_nobody_writes(path: Path) -> Iterator[bool]:
-    """Whether no process writes the catalogue at `path`; if so, writers wait meanwhile. Changes nothing.
+def excluding_writers(path: Path) -> Iterator[bool]:
+    """Yield whether no process writes the catalogue at `path`; if so, writers wait until this ends. Changes nothing.
 
     The kernel releases the lock of a writer that ends, however it ends.
     """
@@ -228,11 +228,11 @@ def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duc
     except duckdb.Error as error:
         reason = _PATH_BY_DESCRIPTOR.sub(lambda _: str(path), str(error).splitlines()[0])
         if "Could not set lock" not in reason:
-            again = "copy it again"
+            advice = "copy it again"
             if isinstance(store, Path):
                 repair = command("store", "repair", "--store", store)
-                again = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
-            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {again}") from None
+                advice = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
+            raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {advice}") from None
         raise StoreBusyError(
             f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"
             " done"
@@ -255,7 +255,7 @@ def writing(path: str) -> Iterator[duckdb.DuckDBPyConnection]:
 @contextmanager
 def _changing(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """A connection that creates or changes a file in the folder that has it now."""
-    with Contained(path.parent).path_of(path.name) as opened, writing(opened) as connection:
+    with Contained(path.parent).path_of(path.name) as real_path, writing(real_path) as connection:
         yield connection
 
 
@@ -266,10 +266,10 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
     Nothing in a foreign file runs as part of our queries, since it could read other files of this machine: DuckDB's own
     functions come before macros of the file, and a view in place of a table raises StoreError.
     """
-    which = os.getpid(), str(path.absolute())
+    key = os.getpid(), str(path.absolute())
     with _ONE_READS:
-        name, readers = _READ.get(which, (f"catalogue_{next(_NUMBERS)}", 0))
-        _READ[which] = name, readers + 1
+        name, readers = _READ.get(key, (f"catalogue_{next(_NUMBERS)}", 0))
+        _READ[key] = name, readers + 1
         try:
             with _duckdb().cursor() as connection:
                 if not readers:
@@ -280,15 +280,15 @@ def _reading(path: Path, store: Path | str) -> Iterator[duckdb.DuckDBPyConnectio
                     raise StoreError(f"{store}: not a store of tracekit: {min(views)} is a view there, not a table")
                 yield connection
         finally:
-            _, readers = _READ.pop(which)
+            _, readers = _READ.pop(key)
             if readers > 1:
-                _READ[which] = name, readers - 1
+                _READ[key] = name, readers - 1
             else:
                 _detach(name)
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """DuckDB in this process, without threads of its own: a process that has some ends badly in a fork of it."""
+    """DuckDB in this process, without threads: a fork of a process with threads ends badly."""
     import duckdb
 
     started = _STARTED.get(os.getpid())
@@ -383,9 +383,9 @@ def insert(connection: duckdb.DuckDBPyConnection, table: str, *rows: Mapping[str
     alike: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         alike.setdefault(tuple(row), []).append(row)
-    for columns, of_columns in alike.items():
-        stored = [row[column] for row in of_columns for column in columns]
-        values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(of_columns))
+    for columns, same_columns in alike.items():
+        stored = [row[column] for row in same_columns for column in columns]
+        values = ", ".join([f"({', '.join('?' * len(columns))})"] * len(same_columns))
         parameters = [naive(value) if isinstance(value, datetime) else value for value in stored]
         connection.execute(f"{verb} INTO {table} ({', '.join(columns)}) VALUES {values}", parameters)
 

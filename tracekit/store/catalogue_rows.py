@@ -36,9 +36,9 @@ _MOST = 1e15
 #: Moments that Python can show in every time zone.
 _MOMENTS = datetime(1970, 1, 1), datetime(9999, 1, 1)
 _GRID = ("pp", "tp", "cp", "ep", "vpp", "dsp")
-#: Tables whose rows are looked at.
+#: Tables whose rows are checked.
 TABLES = ("windows", "findings", "culprits", "files", "incidents", "watches")
-#: State of the file of a catalogue -> what `_all_impossible` found in it; of so many files at most.
+#: State of the file of a catalogue -> the result of `_all_impossible`, for the last few files.
 _FOUND: dict[tuple[int, ...], Mapping[str, list[Impossible]]] = {}
 _MOST_FOUND = 100
 
@@ -125,7 +125,7 @@ class WrittenWindow:
 
     @property
     def key(self) -> dict[str, int]:
-        """What its rows in the catalogue have in common."""
+        """The key columns of its rows in the catalogue."""
         return {"job_id": self.job_id, "number": self.number}
 
 
@@ -188,9 +188,9 @@ def stored_account(text: str) -> CauseInWords | None:
 
 @cache
 def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
-    """Table -> column -> what holds in every possible row. Sizes are those that `Layout` allows.
+    """Table -> column -> an expression that holds in every possible row. Sizes are those that `Layout` allows.
 
-    Made when first asked for: polars starts threads then, which a process that forks must not have.
+    Made on first use: this starts polars' threads, which a process that forks must not have.
     """
     causes = col("cause_kinds").list.len()
     model_ranks = col("dp").cast(float) * col("pp") * col("tp") * col("cp")
@@ -278,8 +278,8 @@ def without_impossible(connection: duckdb.DuckDBPyConnection) -> tuple[str, ...]
 
 
 def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Mapping[str, list[Impossible]]:
-    """Table -> its impossible rows, where there are some. Looking for them takes most of the time that opening takes: a
-    file is looked at again once it has changed.
+    """Table -> its impossible rows, if any. The search takes most of the time of opening, so a file is checked again
+    only once it has changed.
     """
     # Not above: DuckDB, as started there, has to end before this module does.
     from tracekit.store.catalogue_file import state
@@ -299,11 +299,11 @@ def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Imposs
     rows = frame(connection.sql(f"SELECT rowid AS key, * FROM {table}"))  # noqa: S608
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
     conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
-    held = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
-    bad = rows.filter(~pl.all_horizontal(held))
-    whose = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
+    checks = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
+    bad = rows.filter(~pl.all_horizontal(checks))
+    keys = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
     rows_of_table = []
-    for (row, job_id, *numbers), holds in zip(whose.iter_rows(), bad.select(held).iter_rows(named=True), strict=True):
+    for (row, job_id, *numbers), holds in zip(keys.iter_rows(), bad.select(checks).iter_rows(named=True), strict=True):
         number = next(iter(numbers), None)
         column = next(column for column in holds if not holds[column])
         # As DuckDB writes it: not every moment there is one in Python.

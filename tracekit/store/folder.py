@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb", "unfinished", "jobs", "left-out"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
-TOLD, WATCH_ERRORS = "told", "watch-errors.log"
+DELIVERIES, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
 _MARK_TEXT = "This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
@@ -70,7 +70,7 @@ _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
 _Parts = dict[WindowPart, Callable[[BinaryIO], object]]
 #: Assume that the catalogue is unchanged for this long, seconds: a page reads it several times.
 LOOKED_AT_EVERY_S = 1.0
-#: How long to retry fetching a catalogue that is replaced meanwhile, seconds.
+#: How long to retry fetching a catalogue that is being replaced, seconds.
 _FETCHING_S = 60.0
 
 
@@ -91,15 +91,15 @@ class Folder:
 
     @property
     def contained(self) -> Contained:
-        """What reads and changes the files."""
+        """The reader and writer of the files."""
         return Contained(self.path)
 
     @property
     def _repair(self) -> str:
         return command("store", "repair", "--store", self.path)
 
-    def _damaged(self, what: str) -> StoreError:
-        return StoreError(f"{what}; `{self._repair}` drops what is damaged")
+    def _damage_error(self, problem: str) -> StoreError:
+        return StoreError(f"{problem}; `{self._repair}` drops what is damaged")
 
     def file(self, job_id: int, number: int, part: WindowPart) -> Path:
         """The path of a part of a window."""
@@ -125,7 +125,7 @@ class Folder:
         if self.has_catalogue():
             return
         files = set(self.files_of_jobs()) - self.noted_files()
-        if files and not self.has_catalogue():  # the first writer may have finished meanwhile
+        if files and not self.has_catalogue():  # the first writer may have finished since
             raise StoreError(
                 f"{self.path}: its {CATALOGUE} is missing; rebuild it from the traces with `{self._repair}`"
             )
@@ -149,7 +149,7 @@ class Folder:
             return read_parquet(path)
         except FormatError as error:
             self._checked(window, WindowPart.OPS)  # it may have been removed just now
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
     def report(self, window: StoredWindow) -> Report | None:
         """The report of a window that has one; None if another version of tracekit wrote it: as it was written, and
@@ -158,7 +158,7 @@ class Folder:
         path = self._checked(window, WindowPart.REPORT)
         content = self.read(name_of(window.job_id, window.number, WindowPart.REPORT))
         if zlib.crc32(content) != window.files[WindowPart.REPORT].crc32:
-            raise self._damaged(f"{path}: has changed since it was written")
+            raise self._damage_error(f"{path}: has changed since it was written")
         try:
             return decoded(content, str(path))
         except FormatError:
@@ -176,7 +176,7 @@ class Folder:
         try:
             return read_columns(path)
         except FormatError as error:
-            raise self._damaged(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
     def _checked(self, window: StoredWindow, part: WindowPart) -> Path:
         """The path of a file that exists with its recorded size."""
@@ -186,12 +186,12 @@ class Folder:
         if status is None:
             raise FileGoneError(f"{path}: is missing; drop it from the store with `{self._repair}`")
         if status.st_size != window.files[part].bytes:
-            raise self._damaged(f"{path}: has {status.st_size:,} bytes; expected {window.files[part].bytes:,}")
+            raise self._damage_error(f"{path}: has {status.st_size:,} bytes; expected {window.files[part].bytes:,}")
         return path
 
     def damage(self, window: StoredWindow, part: WindowPart) -> str | None:
         """What is wrong with a file, None if it is as it was written; reads all of it. Raises UnsafeFileError,
-        UnreadableFileError: what is in its place is nobody's to remove.
+        UnreadableFileError: something else is in its place, which must not be removed.
         """
         try:
             path = self._checked(window, part)
@@ -244,7 +244,7 @@ class Folder:
                 self.contained.status(name)
             except UnsafeFileError as error:
                 yield str(error)
-        for name in (JOBS, LEFT_OUT, HANDLED, HANGS, TOLD):
+        for name in (JOBS, LEFT_OUT, HANDLED, HANGS, DELIVERIES):
             yield from self.contained.unsafe(name, deep=name == JOBS)
 
     # ---- writing
@@ -257,20 +257,20 @@ class Folder:
         """
         if self.check_place():
             return False
-        beside, is_new = Contained(self.path.parent), False
+        parent, is_new = Contained(self.path.parent), False
         try:
             if not self.path.exists():
-                is_new = beside.make_folder(self.path.name)
+                is_new = parent.make_folder(self.path.name)
             with self.contained.new(MARK) as mark:
                 mark.write(_MARK_TEXT.encode())
                 mark.flush()
                 os.fsync(mark.fileno())
-            beside.sync_folder()
+            parent.sync_folder()
         except FileExistsError:  # others were faster
             return self.make()
         except OSError as error:
             with suppress(OSError):
-                beside.remove_folder(self.path.name)
+                parent.remove_folder(self.path.name)
             raise OutputPlace(self.path, STORE_FILE).error(error) from None
         return is_new
 
@@ -317,16 +317,16 @@ class Folder:
     def write_window(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window; they are on disk when this returns. Raises OSError."""
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
-        return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_of_findings(item)})
+        return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_parts_of_findings(item)})
 
     def replace_findings(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
         """Write the files of a window but for its ops, in the place of older ones. Raises OSError."""
-        return self._write(job_id, number, _of_findings(item), ending=".new")
+        return self._write(job_id, number, _parts_of_findings(item), ending=".new")
 
     def _write(self, job_id: int, number: int, parts: _Parts, ending: str = "") -> dict[WindowPart, StoredFile]:
         """Write files, those with an `ending` under another name first."""
         folder = f"{JOBS}/{job_id}"
-        self.contained.make_folder(folder, lasting=True)
+        self.contained.make_folder(folder, durable=True)
         written = {}
         for part, write in parts.items():
             name = name_of(job_id, number, part)
@@ -393,7 +393,7 @@ class Folder:
             with self.reading() as catalogue:
                 noted -= self.named_files(catalogue).keys()
         for name in noted:
-            with suppress(UnsafeFileError):  # a link in its place is nobody's work
+            with suppress(UnsafeFileError):  # a link in its place is not the work of a writer
                 self.contained.remove(name)
                 with suppress(OSError):  # other files are there, or none
                     self.contained.remove_folder(name.rpartition("/")[0])
@@ -408,7 +408,7 @@ class Folder:
         }
 
 
-def _of_findings(item: Incoming) -> _Parts:
+def _parts_of_findings(item: Incoming) -> _Parts:
     if not isinstance(item.findings, Findings):
         return {}
     report, workers = item.findings.report.to_json().encode(), item.findings.workers

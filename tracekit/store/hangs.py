@@ -44,17 +44,17 @@ def write_hang(folder: Path, job: str, lines: Sequence[str], report: HangReport)
 
     Each file is written once and atomically, so it needs no entry in the catalogue.
     """
-    now, contained = datetime.now(UTC), Contained(folder)
-    stored = StoredHang(job, now.timestamp(), tuple(lines), report)
-    name = f"{HANGS}/{now:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
-    contained.make_folder(HANGS, lasting=True)
+    created_at, contained = datetime.now(UTC), Contained(folder)
+    stored = StoredHang(job, created_at.timestamp(), tuple(lines), report)
+    name = f"{HANGS}/{created_at:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}{_SUFFIX}"
+    contained.make_folder(HANGS, durable=True)
     contained.put(name, json.dumps(msgspec.to_builtins(stored)).encode() + b"\n")
     contained.sync_folder(HANGS)
 
 
 def read_hangs(folder: Path, job: str | None) -> tuple[StoredHang, ...]:
-    """The reports in the store in `folder`, those of one job or of all, newest first; what is none is named on stderr.
-    Raises UnsafeFileError if their folder is something else.
+    """The reports in the store in `folder`, of one job or of all, newest first; names other files on stderr. Raises
+    UnsafeFileError if their folder is something else.
     """
     reports, names = list[StoredHang](), hang_files(folder)
     for line in Contained(folder).unsafe(HANGS):

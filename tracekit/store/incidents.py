@@ -90,7 +90,7 @@ class Incident:
         return self.seen_window - self.opened_window + 1
 
     def shows_in_window(self, number: int) -> bool:
-        """Whether a window is one of these."""
+        """Whether a window is one of those that showed it."""
         return bool(self.windows) and 0 <= number - (self.opened_window or 0) < self.windows
 
     @property
@@ -102,20 +102,20 @@ class Incident:
             if self.seen_window is None:
                 return f"steps go on in window {self.closed_window}"
             gone = f"since window {self.seen_window + 1}"
-            return f"cured, gone {gone}" if self._cured else f"no longer seen {gone}"
+            return f"cured, gone {gone}" if self._is_settled else f"no longer seen {gone}"
         if self.clear and self.seen_window is not None:
             return f"no longer seen since window {self.seen_window + 1}; the job {self.job_ending or 'ended'}"
         return f"the job {self.job_ending or 'ended'}"
 
     @property
     def settled(self) -> bool:
-        """Whether it is over for good: its job has ended, or it has been gone for as long as it lasted."""
+        """Whether it cannot open again: its job has ended, or it has been gone for as long as it lasted."""
         if self.closed_at is None:
             return False
-        return self.job_ending is not None or not (self.closed_window and self.windows) or self._cured
+        return self.job_ending is not None or not (self.closed_window and self.windows) or self._is_settled
 
     @property
-    def _cured(self) -> bool:
+    def _is_settled(self) -> bool:
         """Whether it has been gone for as long as it lasted."""
         return self.clear >= max(CLEAR_WINDOWS, self.windows)
 
@@ -144,37 +144,41 @@ def followed(
     """
     if not report.judged:
         return tuple(before)
-    going_on = [one for one in before if one.closed_at is None]
-    after = [_gone_on(incident, number, report, ended_at, moved_at) for incident in going_on]
-    new = [sighting for sighting in report.alarming if not any(one.shows_in(sighting) for one in going_on)]
-    for incident in (one for one in before if one.closed_at is not None):
-        again = [sighting for sighting in new if incident.shows_in(sighting)]
-        new = [sighting for sighting in new if sighting not in again]
-        after.append(_seen(incident, number, again) if again else replace(incident, clear=incident.clear + 1))
+    going_on = [incident for incident in before if incident.closed_at is None]
+    after = [_continued(incident, number, report, ended_at, moved_at) for incident in going_on]
+    new = [sighting for sighting in report.alarming if not any(incident.shows_in(sighting) for incident in going_on)]
+    for incident in (incident for incident in before if incident.closed_at is not None):
+        matches = [sighting for sighting in new if incident.shows_in(sighting)]
+        new = [sighting for sighting in new if sighting not in matches]
+        after.append(_extended(incident, number, matches) if matches else replace(incident, clear=incident.clear + 1))
     for sighting in new:
         if not any(incident.shows_in(sighting) for incident in after if incident.closed_at is None):
             after.append(Incident(0, job, sighting, ended_at, number, number))
     return tuple(after)
 
 
-def _seen(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
+def _extended(incident: Incident, number: int, sightings: Sequence[CauseInWords]) -> Incident:
     """The incident, open, after a window that shows it: of several causes at its place, the costliest is its cause."""
     cause = max(sightings, key=lambda sighting: sighting.cost_s)
-    if not cause.code:  # which was asked for when the incident opened
+    if not cause.code:  # requested when the incident opened
         cause = structs.replace(cause, code=incident.cause.code)
     return replace(incident, cause=cause, seen_window=number, clear=0, closed_at=None, closed_window=None)
 
 
-def _gone_on(
+def _continued(
     incident: Incident, number: int, report: Report, ended_at: datetime, moved_at: datetime | None
 ) -> Incident:
     """An open incident after one more window."""
     if incident.cause.kind == HANG:  # windows of steps before the hang can be stored while the job hangs
-        over = moved_at is not None and moved_at > incident.opened_at
-        return replace(incident, closed_at=ended_at, closed_window=number) if over else incident
-    seen = [one for one in report.answer.accounts if incident.shows_in(one) and one.share >= SMALLEST_LASTING_SHARE]
+        has_moved = moved_at is not None and moved_at > incident.opened_at
+        return replace(incident, closed_at=ended_at, closed_window=number) if has_moved else incident
+    seen = [
+        account
+        for account in report.answer.accounts
+        if incident.shows_in(account) and account.share >= SMALLEST_LASTING_SHARE
+    ]
     if seen:
-        return _seen(incident, number, seen)
+        return _extended(incident, number, seen)
     clear = incident.clear + 1
     if clear >= CLEAR_WINDOWS:
         return replace(incident, clear=clear, closed_at=ended_at, closed_window=number)
@@ -216,8 +220,8 @@ def write_applied(store: Path, fix: AppliedFix) -> None:
 
 def _append(store: Path, name: str, record: msgspec.Struct) -> None:
     folder = Contained(store)
-    folder.make_folder(HANDLED, lasting=True)
-    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", lasting=True)
+    folder.make_folder(HANDLED, durable=True)
+    folder.append(f"{HANDLED}/{name}", msgspec.json.encode(record) + b"\n", durable=True)
     folder.sync_folder(HANDLED)
     folder.touch_folder(HANDLED)  # so that `Store.state` changes
 
@@ -232,15 +236,15 @@ def changed_at(store: Path) -> int:
 
 def read_changes(store: Path, incident: int) -> tuple[IncidentChange, ...]:
     """The changes of an incident, oldest first; none where there is no file. Raises UnsafeFileError."""
-    return tuple(_read(store, str(incident), IncidentChange))
+    return tuple(_read_records(store, str(incident), IncidentChange))
 
 
 def read_applied(store: Path) -> tuple[AppliedFix, ...]:
     """The fixes that were applied, oldest first; of the same fix between the same jobs, the last that was noted."""
-    return tuple({(one.before, one.after, one.title): one for one in _read(store, FIXES, AppliedFix)}.values())
+    return tuple({(fix.before, fix.after, fix.title): fix for fix in _read_records(store, FIXES, AppliedFix)}.values())
 
 
-def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
+def _read_records(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
     with suppress(OSError):
         for line in Contained(store).read(f"{HANDLED}/{name}").splitlines():
             with suppress(ValueError, RecursionError):
@@ -248,9 +252,9 @@ def _read(store: Path, name: str, kind: type[_Record]) -> Iterator[_Record]:
 
 
 def owner_of(changes: Sequence[IncidentChange]) -> str | None:
-    """Who takes the incident: the owner named last, else whoever acknowledged it last; None if nobody has."""
-    named = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
-    return named[-1] if named else None
+    """The owner named last, else the last person to acknowledge the incident; None if there is none."""
+    names = [change.owner for change in changes if change.owner is not None] or [change.by for change in changes]
+    return names[-1] if names else None
 
 
 def muted_until(changes: Sequence[IncidentChange], now: float) -> float | None:

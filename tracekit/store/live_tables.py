@@ -231,8 +231,8 @@ class LiveTables:
         """
         last = None
         if around is not None:
-            asked = {"name": name, "around": around, "half": most // 2, "most": most}
-            last = self.connection.execute(_LAST_AROUND, asked).fetchall()[0][0]
+            parameters = {"name": name, "around": around, "half": most // 2, "most": most}
+            last = self.connection.execute(_LAST_AROUND, parameters).fetchall()[0][0]
         rows = self.connection.sql(_HISTORY, params={"name": name, "most": most, "last": last})
         return frame(rows).reverse()
 
@@ -254,9 +254,9 @@ class LiveTables:
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
-                number, job, cause, _utc(opened), first, last, clear, closed and _utc(closed), closed_by, *known
+                number, job, cause, _utc(opened_at), first, last, clear, closed and _utc(closed), closed_by, *fields
             )
-            for number, job, text, opened, first, last, clear, closed, closed_by, *known in rows
+            for number, job, text, opened_at, first, last, clear, closed, closed_by, *fields in rows
             if (cause := stored_account(text)) is not None  # a reader's `left_out` names others
         )  # fmt: skip
 
@@ -265,7 +265,7 @@ class LiveTables:
         numbers = self.connection.execute(_UNSETTLED, {"name": name, "clear": CLEAR_WINDOWS}).fetchall()
         last = 1 << 30  # none is new
         incidents = self.incidents(name, after=last, numbers=[number for (number,) in numbers])
-        return tuple(one for one in incidents if not one.settled)
+        return tuple(incident for incident in incidents if not incident.settled)
 
     def is_watched(self, name: str) -> bool:
         """Whether a job is or was cut into windows, even if it has none."""
@@ -295,7 +295,7 @@ class LiveTables:
         return frame(self.connection.sql(_ALL_WINDOWS, params={"name": name}))
 
     def costs(self, name: str | None = None, number: int | None = None) -> dict[tuple[str, int], ClaimedCosts]:
-        """What the mean step of each window goes to, by job and number: of one job, or one window of it, or of all."""
+        """The costs of the mean step of each window, by job and number: of one job, one window of it, or all."""
         rows = self.connection.execute(_COSTS, {"name": name, "number": number}).fetchall()
         return {(job, number): costs for job, number, text in rows if (costs := stored_costs(text)) is not None}
 
@@ -309,17 +309,17 @@ class LiveTables:
         whether it begins with, or has, a `restarted` attempt, and, null if unknown, the `tokens` of the mean step, the
         last `loss`, the `flops` of a step, and `flops_per_token`.
         """
-        return self._of_parts(_SPANS, name, most, since, until)
+        return self._parts_in_range(_SPANS, name, most, since, until)
 
     def losses(self, name: str, most: int, since: float = 0.0, until: float = math.inf) -> pl.DataFrame:
-        """What the steps of those parts lose to each `kind` of cause, as their bill says: `span`, `kind`, `lost_s` in
-        seconds, summed over the steps. Windows that cannot be trusted lose nothing that is known.
+        """The losses of the steps of those parts by `kind` of cause, as on their bill: `span`, `kind`, `lost_s` in
+        seconds, summed over the steps. Windows that cannot be trusted have no known losses.
         """
-        return self._of_parts(_LOSSES, name, most, since, until)
+        return self._parts_in_range(_LOSSES, name, most, since, until)
 
-    def _of_parts(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
-        asked = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
-        return frame(self.connection.sql(_PARTS + query, params=asked))
+    def _parts_in_range(self, query: str, name: str, most: int, since: float, until: float) -> pl.DataFrame:
+        parameters = {"name": name, "most": most, "since": since, "until": until, "earliest": EARLIEST_S}
+        return frame(self.connection.sql(_PARTS + query, params=parameters))
 
     def host_history(self, text: str, *, last: int, most: int) -> pl.DataFrame:
         """The hosts with `text` in their name, at most `most`, the most frequent culprits first.
@@ -346,18 +346,18 @@ class LiveTables:
         return frame(self.connection.sql(_ON_HOST, params={"host": host, "most": most}))
 
     def _alarming(self, query: str, text: str, last: int, most: int) -> pl.DataFrame:
-        asked = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
-        return frame(self.connection.sql(query, params=asked))
+        parameters = {"text": text, "last": last, "most": most, "share": SMALLEST_ALARMING_SHARE}
+        return frame(self.connection.sql(query, params=parameters))
 
     # ---- writing
 
     def add_findings(self, windows: Sequence[WrittenWindow]) -> None:
         """Store the findings of windows that have been written; nothing for one without."""
-        analysed = [(each, each.item.findings) for each in windows if isinstance(each.item.findings, Findings)]
+        analysed = [(window, window.item.findings) for window in windows if isinstance(window.item.findings, Findings)]
         rows: dict[str, list[dict[str, Any]]] = {"findings": [], "costs": [], "culprits": []}
-        for each, findings in analysed:
+        for window, findings in analysed:
             verdict, answer = findings.report.verdict, findings.report.answer
-            leading, metadata = answer.accounts[:1], each.item.trace.metadata
+            leading, metadata = answer.accounts[:1], window.item.trace.metadata
             row = {
                 "verdict": verdict.kind,
                 **{column: getattr(verdict, column) for column in ("share", "confidence")},
@@ -366,14 +366,14 @@ class LiveTables:
                 "ranks_missing": _count(metadata.get("missing_ranks")),
                 "dropped_records": _number(metadata.get("dropped_records")),
             }
-            rows["findings"].append(each.key | row)
-            rows["costs"].append(each.key | _costs(findings.report, each.item.trace.step_starts))
+            rows["findings"].append(window.key | row)
+            rows["costs"].append(window.key | _costs(findings.report, window.item.trace.step_starts))
             costliest = sorted(answer.accounts, key=lambda sighting: -sighting.cost_s)[:MOST_CULPRITS]
             rows["culprits"] += [
-                each.key | {column: getattr(one, column) for column in _OF_CULPRITS} for one in costliest
+                window.key | {column: getattr(culprit, column) for column in _OF_CULPRITS} for culprit in costliest
             ]
-        for table, of_table in rows.items():
-            insert(self.connection, table, *of_table)
+        for table, table_rows in rows.items():
+            insert(self.connection, table, *table_rows)
 
     def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
         """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""
@@ -402,9 +402,9 @@ class LiveTables:
         """Note that the job has ended, which closes its incidents. `ending`: how, None if unknown."""
         if ending is not None:
             insert(self.connection, "endings", {"job_id": job_id, "ending": ending}, verb=_OR_REPLACE)
-        now = {"job": job_id, "at": naive(ended_at)}
-        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", now)
-        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", now)
+        row = {"job": job_id, "at": naive(ended_at)}
+        self.connection.execute("UPDATE watches SET ended_at = $at WHERE job_id = $job", row)
+        self.connection.execute("UPDATE incidents SET closed_at = $at WHERE job_id = $job AND closed_at IS NULL", row)
 
 
 def _costs(report: Report, step_starts: Mapping[int, float]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A store as tables for SQL that somebody else wrote.
+"""A store as tables for SQL from users.
 
 In: a store, and one SELECT of DuckDB's SQL. Out: its rows. The query runs in a DuckDB of its own, with the tables of
 the catalogue, and can access the Parquet files of the store but nothing else.
@@ -70,7 +70,7 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
     """The rows of one SELECT over the views `jobs`, `windows`, `findings`, `losses`, `incidents`, `hosts` and `ops`.
 
     `jobs`: the jobs whose windows make up `ops`, by default all: their files are opened. Raises SelectionError for
-    anything but one SELECT, and with what DuckDB says of it; StoreError, NotStoredError.
+    anything but one SELECT, and with DuckDB's message; StoreError, NotStoredError.
     """
     import duckdb
 
@@ -86,27 +86,29 @@ def rows_of(store: Store, sql: str, jobs: Sequence[str] = ()) -> pl.DataFrame:
                 connection.execute("SET allowed_directories = [$jobs]", {"jobs": str(store.path.absolute() / JOBS)})
             connection.execute("SET enable_external_access = false; SET lock_configuration = true")
             # What is large, or in files, is added once the query turns out to need it.
-            further: dict[str, Callable[[duckdb.DuckDBPyConnection, Store], None]]
-            further = {"hosts": _add_hosts, "losses": _add_losses, "ops": partial(_add_ops, jobs=jobs)}
+            extra_tables: dict[str, Callable[[duckdb.DuckDBPyConnection, Store], None]]
+            extra_tables = {"hosts": _add_hosts, "losses": _add_losses, "ops": partial(_add_ops, jobs=jobs)}
             while True:
                 try:
-                    return _with_possible_times(_interruptible(connection, lambda: frame(_plain(connection.sql(sql)))))
+                    return _with_possible_times(
+                        _interruptible(connection, lambda: frame(_plain_rows(connection.sql(sql))))
+                    )
                 except duckdb.CatalogException as error:
                     missing = _MISSING.search(str(error))
-                    add = further.pop(missing[1].lower(), None) if missing else None
+                    add = extra_tables.pop(missing[1].lower(), None) if missing else None
                     if add is None:
                         raise
                     add(connection, store)
         except duckdb.IOException as error:
-            raise _damaged(store, error) from None
+            raise _damage_error(store, error) from None
         except duckdb.Error as error:
             raise SelectionError(_line(error)) from None
 
 
-def _interruptible(connection: duckdb.DuckDBPyConnection, ask: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+def _interruptible(connection: duckdb.DuckDBPyConnection, run_query: Callable[[], pl.DataFrame]) -> pl.DataFrame:
     """The answer to a query that Ctrl-C ends. The signal reaches any of DuckDB's threads, and wakes none that waits."""
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask)
+        answer = pool.submit(run_query)
         try:
             while not answer.done():
                 wait([answer], _LOOK_EVERY_S)
@@ -118,16 +120,16 @@ def _interruptible(connection: duckdb.DuckDBPyConnection, ask: Callable[[], pl.D
         return answer.result()
 
 
-def _plain(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+def _plain_rows(query: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
     """The query with a name of its own for each column, and text in place of what polars cannot hold."""
-    named = query.project("*")  # DuckDB numbers names that are there twice
+    result = query.project("*")  # DuckDB numbers duplicate names
     texts = [
         f"{name}::VARCHAR AS {name}"
-        for column, kind in zip(named.columns, named.types, strict=True)
+        for column, kind in zip(result.columns, result.types, strict=True)
         if _NOT_IN_POLARS.search(str(kind))
         for name in ['"' + column.replace('"', '""') + '"']
     ]
-    return named.project(f"* REPLACE ({', '.join(texts)})") if texts else named
+    return result.project(f"* REPLACE ({', '.join(texts)})") if texts else result
 
 
 def _with_possible_times(rows: pl.DataFrame) -> pl.DataFrame:
@@ -188,8 +190,8 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     if object_url(store.path) is not None:
         raise SelectionError(f"{store.name}: ops are read from a folder only; copy the store into one (docs/store.md)")
     with store.reading() as catalogue:
-        named = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()
-    windows = [window for window in named if WindowPart.OPS in window.files]
+        chosen = [window for job in jobs for window in catalogue.windows(job)] if jobs else catalogue.windows()
+    windows = [window for window in chosen if WindowPart.OPS in window.files]
     if not windows:
         raise SelectionError(f"{store.name}: no window has ops")
     folder = Folder(store.path.absolute())
@@ -197,7 +199,7 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
     connection.execute(
         "CREATE TABLE stored.paths AS"
         ' SELECT unnest($paths) AS filename, unnest($jobs) AS job, unnest($numbers) AS "window"',
-        {"paths": paths, "jobs": [one.job for one in windows], "numbers": [one.number for one in windows]},
+        {"paths": paths, "jobs": [window.job for window in windows], "numbers": [window.number for window in windows]},
     )
     quoted = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
     try:
@@ -207,10 +209,10 @@ def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence
             " JOIN stored.paths USING (filename)"
         )
     except duckdb.Error as error:  # IOException, InvalidInputException, ...: a file of the store cannot be read
-        raise _damaged(store, error) from None
+        raise _damage_error(store, error) from None
 
 
-def _damaged(store: Store, error: Exception) -> StoreError:
+def _damage_error(store: Store, error: Exception) -> StoreError:
     check = command("store", "check", "--store", store.path)
     return StoreError(f"{store.name}: {_line(error)}; `{check}` says what is damaged")
 

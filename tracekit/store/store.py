@@ -87,7 +87,7 @@ class Store:
                     f"two of the traces have the job name {name!r}; open one, or import one with another --name"
                 )
         with self.writing() as writer:
-            writer.write([(self._emptied(writer, item, replace), 0, item) for item in incoming])
+            writer.write([(self._emptied_job(writer, item, replace), 0, item) for item in incoming])
 
     def append(self, item: Incoming, *, expected: int | None = None) -> int:
         """Add a window to a job, which is created if needed; returns the number of the window.
@@ -160,17 +160,17 @@ class Store:
                 writer.catalogue.live.put_incident(writer.catalogue.ensured(job, "collect --hang-after"), incident)
 
     def handle(self, incident: int, change: IncidentChange) -> None:
-        """Add what somebody does about an incident. Raises NotStoredError if there is no such incident, SelectionError
-        for a text that is too long.
+        """Add a change, such as an acknowledgement, to an incident. Raises NotStoredError if there is no such incident,
+        SelectionError for a text that is too long.
         """
         with self.reading() as catalogue:
-            if not any(one.incident_id == incident for one in catalogue.live.incidents()):
+            if not any(row.incident_id == incident for row in catalogue.live.incidents()):
                 raise NotStoredError(f"{self.name}: no incident {incident}; `tracekit store incidents` lists them")
         with self._folder_to_write():
             write_change(self.path, incident, change)
 
     def handled(self, incident: int) -> tuple[IncidentChange, ...]:
-        """What people have done about an incident, oldest first; nothing in object storage."""
+        """The changes that people made to an incident, oldest first; none in object storage."""
         return read_changes(self.path, incident)
 
     def note_applied(self, fix: AppliedFix) -> None:
@@ -205,7 +205,7 @@ class Store:
             return name
         names = (_numbered(name, number) if number > 1 else name for number in count(1))
         with self.reading() as catalogue:
-            return next(one for one in names if not (catalogue.holds(one) or catalogue.live.is_watched(one)))
+            return next(free for free in names if not (catalogue.holds(free) or catalogue.live.is_watched(free)))
 
     @contextmanager
     def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
@@ -216,7 +216,7 @@ class Store:
         with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
             yield writer
 
-    def _emptied(self, writer: Writer, item: Incoming, replace: bool) -> int:
+    def _emptied_job(self, writer: Writer, item: Incoming, replace: bool) -> int:
         """The number of the job to be added, which has no window."""
         catalogue = writer.catalogue
         if catalogue.holds(item.name):
@@ -300,11 +300,11 @@ class Store:
         return self._read_ops(name, window, Folder.trace)
 
     def of_ops(self, name: str, window: int | None, use: Callable[[Path], _Read]) -> _Read:
-        """What `use` makes of the Parquet file of a window's ops, which may be a copy that goes afterwards."""
+        """The result of `use` for the Parquet file of a window's ops, which may be a temporary copy."""
         return self._read_ops(name, window, lambda folder, stored: use(folder.ops(stored)))
 
     def _read_ops(self, name: str, window: int | None, read: Callable[[Folder, StoredWindow], _Read]) -> _Read:
-        content = self._read(name, window, WindowPart.OPS, read)
+        content = self._read_part(name, window, WindowPart.OPS, read)
         if content is None:
             with self.reading() as catalogue:
                 number = catalogue.window(name, window).number
@@ -315,7 +315,7 @@ class Store:
 
     def report(self, name: str, window: int | None = None) -> Report | None:
         """The report stored with a window, by default the newest; None if there is none of this version."""
-        return self._read(name, window, WindowPart.REPORT, Folder.report)
+        return self._read_part(name, window, WindowPart.REPORT, Folder.report)
 
     def reports(self, windows: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Report]:
         """The existing reports of this version on windows of several jobs, by name and number, in one go."""
@@ -334,9 +334,9 @@ class Store:
 
     def workers(self, name: str, window: int | None = None) -> pl.DataFrame | None:
         """S of each worker in each step of a window, as in `WorkerSlowdowns.rows`; None if there is none."""
-        return self._read(name, window, WindowPart.WORKERS, Folder.workers)
+        return self._read_part(name, window, WindowPart.WORKERS, Folder.workers)
 
-    def _read(
+    def _read_part(
         self, name: str, number: int | None, part: WindowPart, read: Callable[[Folder, StoredWindow], _Read]
     ) -> _Read | None:
         """Read a part of a window, None if it has none. If its file is gone, the catalogue is read again."""
@@ -387,7 +387,7 @@ class Store:
         self._backend()
 
     def _backend(self) -> Folder | Remote:
-        """What reads the store. Raises StoreError if there is none."""
+        """The reader of the store. Raises StoreError if there is no store."""
         path = self.path
         if (remote := self._remote()) is not None:
             if not remote.exists():
@@ -469,12 +469,12 @@ def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
 def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterator[Writer]:
     """The writer, on a copy of the catalogue that replaces it at the end."""
     if rebuilding:
-        folder.forget_unfinished()  # nobody knows any more which of those files were whole
+        folder.forget_unfinished()  # which of those files were complete is no longer known
     else:
         folder.check_no_jobs()
         folder.clear_unfinished()
     if copy.replaces:
-        with connected(folder.catalogue, folder.path, read_only=True):  # nobody else has it open for writing
+        with connected(folder.catalogue, folder.path, read_only=True):  # no other process has it open for writing
             copy.fill()
     try:
         with connected(copy.path, folder.path, read_only=False) as connection:

@@ -86,7 +86,7 @@ class JobShape:
         return sizes[name]
 
 
-def _nothing(_op: PlannedOp) -> None:
+def _no_effect(_op: PlannedOp) -> None:
     return None
 
 
@@ -96,9 +96,9 @@ class Effect:
     to its launch delay.
     """
 
-    factor: Change = _nothing
-    pause_s: Change = _nothing
-    late_s: Change = _nothing
+    factor: Change = _no_effect
+    pause_s: Change = _no_effect
+    late_s: Change = _no_effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,13 @@ class InjectedCause:
         for name in self.LOCATION:
             size = self.places(name, job)
             value = getattr(self, name)
-            drawn = int(rng.integers(size)) if size else 0
+            index = int(rng.integers(size)) if size else 0
             if value is not None and not 0 <= value < size:
                 existing = f"{size} of them, so {name} must be 0 to {size - 1}" if size else "none"
                 raise SelectionError(f"{self.NAME}: {name} is {value}; the job has {existing}")
             if size == 0:
                 raise SelectionError(f"{self.NAME}: the job has no {name} to put it on; use a larger layout")
-            settled[name] = drawn if value is None else value
+            settled[name] = index if value is None else value
         return replace(self, **settled)
 
     def places(self, name: str, job: JobShape) -> int:
@@ -147,12 +147,12 @@ class InjectedCause:
 
 
 def require(
-    owner: str, name: str, value: object, least: float, most: float, types: type | tuple[type, ...] = (int, float)
+    owner: str, name: str, value: object, low: float, high: float, types: type | tuple[type, ...] = (int, float)
 ) -> None:
-    """Raise SelectionError if a setting is not a finite number of these types from `least` to `most`."""
+    """Raise SelectionError if a setting is not a finite number of these types from `low` to `high`."""
     fits = isinstance(value, types) and not isinstance(value, bool)
-    if not (fits and math.isfinite(float(str(value))) and least <= float(str(value)) <= most):
-        bound = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+    if not (fits and math.isfinite(float(str(value))) and low <= float(str(value)) <= high):
+        bound = f"{low:g} or more" if high == math.inf else f"{low:g} to {high:g}"
         raise SelectionError(f"{owner}: {name} is {value!r:.40}; expected {bound}")
 
 
@@ -223,7 +223,7 @@ class SequenceLengthImbalance(InjectedCause):
         return Effect(factor=lambda op: factor[op.microbatch] if op.kind in COMPUTE else None)
 
     def factor(self, job: JobShape, rng: np.random.Generator) -> Floats:
-        """What each microbatch costs, [microbatches, lanes]; 1 is the mean."""
+        """The relative cost of each microbatch, [microbatches, lanes]; 1 is the mean."""
         squares = packed_squares(rng, job.lanes * job.microbatches).reshape(job.microbatches, job.lanes)
         factor: Floats = 1 - self.quadratic_share + self.quadratic_share * squares / squares.mean()
         return factor

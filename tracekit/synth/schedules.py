@@ -55,8 +55,7 @@ def plan_lane(
     planner = _Planner(layout, record_no_ops=record_no_ops and layout.vpp > 1 and layout.pp > 1)
     for stage in range(layout.pp):
         order = compute_order(schedule, layout, microbatches, stage)
-        gathered = planner.add_gathers(stage)
-        computes = planner.add_pipeline(stage, order, gathered)
+        computes = planner.add_pipeline(stage, order, planner.add_gathers(stage))
         planner.add_tail(stage, order, computes, overlap_dp=overlap_dp)
     groups = planner.groups()
     return LanePlan(tuple(planner.ops), tuple(_runnable(planner.ops, groups)))
@@ -116,46 +115,48 @@ class _Planner:
         """The computes of a stage with their recvs and sends; returns the indices of the computes."""
         forward = _Direction(OpKind.FORWARD_RECV, OpKind.FORWARD_SEND)
         backward = _Direction(OpKind.BACKWARD_RECV, OpKind.BACKWARD_SEND)
-        first_backward = next(at for at, compute in enumerate(order) if not compute.forward)
+        first_backward = next(position for position, compute in enumerate(order) if not compute.forward)
         computes: list[int] = []
         open_chunks = set(range(self.layout.vpp))
         for index, compute in enumerate(order):
-            way = forward if compute.forward else backward
+            direction = forward if compute.forward else backward
             first = index in {0, first_backward}
             warm = (computes[index - 2],) if index == first_backward and index >= 2 else ()
             if first and self.record_no_ops:
-                way.last_send = self.add(way.send, stage, warm, no_op=True)
-            waits = [*computes[-1:], *self._recv(stage, compute, way, warm)]
+                direction.last_send = self.add(direction.send, stage, warm, no_op=True)
+            waits = [*computes[-1:], *self._recv(stage, compute, direction, warm)]
             if compute.forward and compute.chunk in open_chunks:
                 open_chunks.remove(compute.chunk)
                 waits += gathered[compute.chunk]
             kind = OpKind.FORWARD_COMPUTE if compute.forward else OpKind.BACKWARD_COMPUTE
-            way.last_compute = self.add(kind, stage, waits, microbatch=compute.microbatch, chunk=compute.chunk)
-            computes += way.last_compute
-            self._send(stage, compute, way)
+            direction.last_compute = self.add(kind, stage, waits, microbatch=compute.microbatch, chunk=compute.chunk)
+            computes += direction.last_compute
+            self._send(stage, compute, direction)
         if self.record_no_ops:
-            for way in (forward, backward):
-                self.add(way.recv, stage, (*way.last_recv, *way.last_compute), no_op=True)
+            for direction in (forward, backward):
+                self.add(direction.recv, stage, (*direction.last_recv, *direction.last_compute), no_op=True)
         return computes
 
-    def _recv(self, stage: int, compute: Compute, way: _Direction, warm: tuple[int, ...]) -> tuple[int, ...]:
+    def _recv(self, stage: int, compute: Compute, direction: _Direction, warm: tuple[int, ...]) -> tuple[int, ...]:
         """The recv of a compute's input, posted once the previous compute in its direction has ended."""
         transfers = self._crosses(stage, compute, inbound=True)
         if not transfers and not self.record_no_ops:
             return ()
-        waits = (*way.last_recv, *way.last_compute, *(() if way.last_recv else warm))
-        way.last_recv = self.add(way.recv, stage, waits, no_op=not transfers)
+        waits = (*direction.last_recv, *direction.last_compute, *(() if direction.last_recv else warm))
+        direction.last_recv = self.add(direction.recv, stage, waits, no_op=not transfers)
         if transfers:
-            self.recvs.setdefault((stage, way.recv), []).extend(way.last_recv)
-        return way.last_recv
+            self.recvs.setdefault((stage, direction.recv), []).extend(direction.last_recv)
+        return direction.last_recv
 
-    def _send(self, stage: int, compute: Compute, way: _Direction) -> None:
+    def _send(self, stage: int, compute: Compute, direction: _Direction) -> None:
         transfers = self._crosses(stage, compute, inbound=False)
         if not transfers and not self.record_no_ops:
             return
-        way.last_send = self.add(way.send, stage, (*way.last_send, *way.last_compute), no_op=not transfers)
+        direction.last_send = self.add(
+            direction.send, stage, (*direction.last_send, *direction.last_compute), no_op=not transfers
+        )
         if transfers:
-            self.sends.setdefault((stage, way.send), []).extend(way.last_send)
+            self.sends.setdefault((stage, direction.send), []).extend(direction.last_send)
 
     def _crosses(self, stage: int, compute: Compute, *, inbound: bool) -> bool:
         """True if the compute's input (or output) comes from (or goes to) another stage."""
@@ -168,29 +169,29 @@ class _Planner:
     def add_tail(self, stage: int, order: Sequence[Compute], computes: list[int], *, overlap_dp: bool) -> None:
         """Gradient reduction, clipping and the optimizer."""
         collectives = self.layout.has_dp_collectives
-        last_backward = {compute.chunk: computes[at] for at, compute in enumerate(order) if not compute.forward}
+        last_backward = {compute.chunk: computes[i] for i, compute in enumerate(order) if not compute.forward}
         in_order = sorted(last_backward, key=lambda chunk: last_backward[chunk])
         reduced: tuple[int, ...] = tuple(
-            at for at, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage
+            number for number, op in enumerate(self.ops) if op.kind is OpKind.PARAMS_ALL_GATHER and op.pp_rank == stage
         )[-1:]
         if collectives and overlap_dp:
             for chunk in in_order:
                 waits = (*reduced, last_backward[chunk])
                 reduced = self.add(OpKind.GRADS_REDUCE_SCATTER, stage, waits, chunk=chunk)
-        done = self.add(OpKind.GC, stage, computes[-1:])
-        done = self.add(OpKind.LAYERNORM_GRADS_ALL_REDUCE, stage, (*done, *(reduced if overlap_dp else ())))
+        last = self.add(OpKind.GC, stage, computes[-1:])
+        last = self.add(OpKind.LAYERNORM_GRADS_ALL_REDUCE, stage, (*last, *(reduced if overlap_dp else ())))
         if self.layout.pp > 1 and stage in (0, self.layout.pp - 1):
-            done = self.add(OpKind.EMBEDDING_GRADS_ALL_REDUCE, stage, done)
-            self.joined.setdefault(OpKind.EMBEDDING_GRADS_ALL_REDUCE, []).extend(done)
+            last = self.add(OpKind.EMBEDDING_GRADS_ALL_REDUCE, stage, last)
+            self.joined.setdefault(OpKind.EMBEDDING_GRADS_ALL_REDUCE, []).extend(last)
         if collectives and overlap_dp:
-            done = self.add(OpKind.SEPARATE_GRADS_ALL_REDUCE, stage, done)
+            last = self.add(OpKind.SEPARATE_GRADS_ALL_REDUCE, stage, last)
         elif collectives:
             for chunk in in_order:
-                done = self.add(OpKind.GRADS_REDUCE_SCATTER, stage, (*done, *reduced), chunk=chunk)
-                reduced = done
-        done = self.add(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, stage, done)
-        self.joined.setdefault(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, []).extend(done)
-        self.add(OpKind.OPTIMIZER, stage, done)
+                last = self.add(OpKind.GRADS_REDUCE_SCATTER, stage, (*last, *reduced), chunk=chunk)
+                reduced = last
+        last = self.add(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, stage, last)
+        self.joined.setdefault(OpKind.OPTIMIZER_CLIP_MAIN_GRAD, []).extend(last)
+        self.add(OpKind.OPTIMIZER, stage, last)
 
     def groups(self) -> list[tuple[int, ...]]:
         """Indices of ops that transfer together: each send with its recv, each collective over stages; others alone."""
@@ -205,12 +206,12 @@ class _Planner:
                 groups += zip(sent, received, strict=True)
                 for sending, receiving in zip(sent, received, strict=True):
                     self.ops[receiving] = replace(self.ops[receiving], draw_key=self.ops[sending].draw_key)
-        grouped = {at for group in groups for at in group}
-        return groups + [(at,) for at in range(len(self.ops)) if at not in grouped]
+        grouped = {number for group in groups for number in group}
+        return groups + [(number,) for number in range(len(self.ops)) if number not in grouped]
 
 
 def _runnable(ops: Sequence[PlannedOp], groups: Sequence[tuple[int, ...]]) -> Iterable[tuple[int, ...]]:
     """The groups in an order in which each comes after everything that it waits for."""
-    group_of = {at: group for group in groups for at in group}
-    waits = {group: {group_of[before] for at in group for before in ops[at].waits_for} for group in groups}
+    group_of = {number: group for group in groups for number in group}
+    waits = {group: {group_of[before] for number in group for before in ops[number].waits_for} for group in groups}
     return TopologicalSorter(waits).static_order()

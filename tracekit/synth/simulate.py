@@ -140,7 +140,7 @@ def synthesize(spec: SynthSpec) -> Trace:
     times = _simulate(plan, shape, draws.cost, draws.delay)
     _shift_clocks(times.start, plan, shape, causes)
     step_numbers = [
-        FIRST_STEP + at // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + at % STEPS_IN_A_RUN for at in range(spec.steps)
+        FIRST_STEP + i // STEPS_IN_A_RUN * STEPS_BETWEEN_RUNS + i % STEPS_IN_A_RUN for i in range(spec.steps)
     ]
     ops = _frame(plan, shape, np.array(step_numbers, np.int32), times)
     ops = _without_missing(ops, shape, step_numbers, causes)
@@ -197,8 +197,7 @@ def _simulate(
         for number in group[1:]:
             latest = np.maximum(latest, start[number])
         if plan.ops[group[0]].kind in DP_COLLECTIVES | {OpKind.OPTIMIZER_CLIP_MAIN_GRAD}:
-            slowest = latest.reshape(shape.steps, -1).max(axis=1)
-            latest = np.repeat(slowest, shape.layout.dp_ranks)
+            latest = np.repeat(latest.reshape(shape.steps, -1).max(axis=1), shape.layout.dp_ranks)
         for number in group:
             end[number] = latest + cost(plan.ops[number])
     step_s = float(end.max(axis=0).reshape(shape.steps, -1).max(axis=1).mean())
@@ -222,8 +221,8 @@ class _Draws:
         cost = self._lognormal((*op.draw_key, 0), spread) * self._base(op)
         if self.spec.worker_spread and not op.kind.is_communication:
             rng = np.random.default_rng([self.spec.seed, op.pp_rank, 2])
-            of_worker = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
-            cost *= of_worker[self.shape.dp_rank_of_lane]
+            speeds = rng.lognormal(0, self.spec.worker_spread, self.shape.layout.dp_ranks)
+            cost *= speeds[self.shape.dp_rank_of_lane]
         for factor in (effect.factor(op) for effect in self.effects):
             cost = cost if factor is None else cost * factor
         for pause in (effect.pause_s(op) for effect in self.effects):
@@ -270,11 +269,11 @@ def simulated_slowdown(spec: SynthSpec) -> float:
     """
     shape, plan = spec.shape, spec.plan
     draws = _Draws(spec, shape, _settle(spec, shape)[1])
-    drawn: dict[OpKind, list[Floats]] = {}
+    sampled: dict[OpKind, list[Floats]] = {}
     for op in plan.ops:
         if not op.no_op:
-            drawn.setdefault(op.kind, []).append(draws.cost(op))
-    usual = {kind: (np.median if kind.is_communication else np.mean)(costs) for kind, costs in drawn.items()}
+            sampled.setdefault(op.kind, []).append(draws.cost(op))
+    usual = {kind: (np.median if kind.is_communication else np.mean)(costs) for kind, costs in sampled.items()}
 
     def ideal_cost(op: PlannedOp) -> Floats:
         return draws.cost(op) if op.no_op else np.full(shape.lanes, usual[op.kind])
@@ -287,7 +286,7 @@ def _shift_clocks(start: Floats, plan: LanePlan, shape: JobShape, causes: Sequen
     """Add each clock's offset to the starts that its worker recorded (in place: `start` belongs to the simulation)."""
     for cause in causes:
         if isinstance(cause, ClockOffset):
-            rows = [at for at, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
+            rows = [number for number, op in enumerate(plan.ops) if op.pp_rank == cause.pp_rank]
             start[rows] += np.where(shape.dp_rank_of_lane == cause.dp_rank, cause.offset_s, 0.0)
 
 
@@ -297,9 +296,9 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         range(len(plan.ops)),
         key=lambda number: (plan.ops[number].pp_rank, plan.ops[number].kind.code, plan.ops[number].seq),
     )
-    ops = [plan.ops[at] for at in order]
+    ops = [plan.ops[number] for number in order]
     rows, lanes = len(ops), shape.lanes
-    of_op = pl.DataFrame(
+    op_columns = pl.DataFrame(
         {
             "pp_rank": pl.Series([op.pp_rank for op in ops], dtype=pl.Int16),
             "kind": pl.Series([str(op.kind) for op in ops], dtype=KIND_TYPE),
@@ -309,7 +308,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         }
     )
     dp_rank = shape.dp_rank_of_lane.astype(np.int32)
-    ranks = np.array([[shape.rank(at, op.pp_rank) for op in ops] for at in range(shape.layout.dp_ranks)], np.int32)
+    ranks = np.array([[shape.rank(dp, op.pp_rank) for op in ops] for dp in range(shape.layout.dp_ranks)], np.int32)
     # One matrix at a time, transposed so that lanes follow each other.
     columns = [
         pl.Series("step", np.repeat(step_numbers[shape.step_of_lane], rows)),
@@ -318,7 +317,7 @@ def _frame(plan: LanePlan, shape: JobShape, step_numbers: npt.NDArray[np.int32],
         pl.Series("start", times.start[order].T.ravel()),
         pl.Series("duration", times.duration[order].T.ravel()),
     ]
-    columns += of_op[np.tile(np.arange(rows, dtype=np.uint32), lanes)].get_columns()
+    columns += op_columns[np.tile(np.arange(rows, dtype=np.uint32), lanes)].get_columns()
     return pl.DataFrame(columns)
 
 

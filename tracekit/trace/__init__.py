@@ -1,1 +1,1 @@
-"""What a recording is: pipeline steps, ops of any shape, GPU kernels, dumps of hung jobs."""
+"""The forms of a recording: pipeline steps, ops of any shape, GPU kernels, dumps of hung jobs."""

@@ -258,7 +258,7 @@ class Trace:
 
     @cached_property
     def workers(self) -> StepGrid:
-        """What each worker does in each step."""
+        """The ops of each worker in each step."""
         return self._placed[0]
 
     @cached_property
@@ -321,29 +321,28 @@ class Trace:
     def hosts(self) -> dict[int, str]:
         """Rank -> host from the free metadata, as far as it is valid."""
         hosts = self.metadata.get("hosts")
-        named = hosts.items() if isinstance(hosts, dict) else ()
-        return {int(rank): encodable(str(host)) for rank, host in named if _is_rank(str(rank))}
+        entries = hosts.items() if isinstance(hosts, dict) else ()
+        return {int(rank): encodable(str(host)) for rank, host in entries if _is_rank(str(rank))}
 
-    def layers(self, asked: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The layers of each stage: `asked`, or those of the metadata, if it gives them for each stage."""
-        if asked is not None:
-            return asked
+    def layers(self, requested: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The layers of each stage: `requested`, or those of the metadata, if it gives them for each stage."""
+        if requested is not None:
+            return requested
         layers = self.metadata.get("layers")
         if not isinstance(layers, list | tuple) or len(layers) != self.layout.pp:
             return None
         return tuple(layers) if all(type(count) is int and 1 <= count <= MOST_LAYERS for count in layers) else None
 
-    def check_layers(self, asked: tuple[int, ...] | None) -> None:
-        """Raise SelectionError if the layers that are `asked` do not fit the job, TraceError if those in its metadata
-        are impossible.
+    def check_layers(self, requested: tuple[int, ...] | None) -> None:
+        """Raise SelectionError if `requested` does not fit the job, TraceError if the layers in its metadata cannot be.
 
         Call it before the analysis, which finds out only at its end whether it needs the layers.
         """
         stages = self.layout.pp
-        if asked is not None and len(asked) != stages:
-            raise SelectionError(f"layers {_shown(asked)}: expected {stages} counts, one per stage")
-        if asked is not None and not all(1 <= count <= MOST_LAYERS for count in asked):
-            raise SelectionError(f"layers {_shown(asked)}: expected 1 to {MOST_LAYERS} on each stage")
+        if requested is not None and len(requested) != stages:
+            raise SelectionError(f"layers {_shown(requested)}: expected {stages} counts, one per stage")
+        if requested is not None and not all(1 <= count <= MOST_LAYERS for count in requested):
+            raise SelectionError(f"layers {_shown(requested)}: expected 1 to {MOST_LAYERS} on each stage")
         recorded = self.metadata.get("layers")
         if isinstance(recorded, list | tuple) and any(type(count) is int and count > MOST_LAYERS for count in recorded):
             raise TraceError(
@@ -358,7 +357,7 @@ class Trace:
 
     @property
     def source_kind(self) -> SourceKind:
-        """What it was read from, and what that cannot show."""
+        """The kind of its source, with the facts that this lacks."""
         match self.metadata.get("format"):
             case "collected":
                 return COLLECT if self.timed_on_gpus or self.metadata.get("gpus") else COLLECT_CPU
@@ -395,7 +394,7 @@ class Trace:
             figures[DEVICE_CLOCK] = {}
         if isinstance(queued := self.metadata.get(RUN_QUEUE), dict):
             figures[RUN_QUEUE] = {
-                rank: one for rank, one in queued.items() if _is_rank(rank) and isinstance(one, float)
+                rank: queue_s for rank, queue_s in queued.items() if _is_rank(rank) and isinstance(queue_s, float)
             }
         if isinstance(collected := self.metadata.get("collect"), dict):
             figures["collect"] = {"nested": collected.get("nested")}
@@ -451,7 +450,7 @@ class Trace:
 
 
 def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
-    """The columns of a frame of pandas. Raises TraceError if it is none."""
+    """The columns of a pandas frame. Raises TraceError for anything else."""
     try:
         with extra("pandas", "a frame of pandas"):
             ops = pl.from_pandas(frame)
@@ -461,8 +460,8 @@ def _of_pandas(frame: pandas.DataFrame, source: Origin) -> pl.DataFrame:
         raise TraceError(f"{source}: a column, not a frame of polars or pandas")
     # A column of integers with missing values is one of floats in pandas.
     with_gaps = [name for name in NULLABLE if name in ops.columns and ops[name].dtype == pl.Float64]
-    whole = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
-    return ops.with_columns(pl.col(whole).cast(pl.Int64)) if whole else ops
+    integral = [name for name in with_gaps if (ops[name] == ops[name].round()).all()]
+    return ops.with_columns(pl.col(integral).cast(pl.Int64)) if integral else ops
 
 
 def read_parquet(

@@ -82,7 +82,7 @@ def write_chrome(
         {"process": pl.Int64, **{name: timelines[0].ops.schema[name] for name in ("dp_rank", "pp_rank")}},
         orient="row",
     )
-    drawn = []
+    placed = []
     for timeline in timelines:
         ops = timeline.ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
             tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
@@ -92,10 +92,10 @@ def write_chrome(
         on_path = timeline.critical_path.join(
             ops.with_row_index("row"), on=timeline.critical_path.columns, maintain_order="left"
         )
-        drawn.append(DrawnTimeline(timeline.name, ops, on_path["row"].to_numpy()))
+        placed.append(DrawnTimeline(timeline.name, ops, on_path["row"].to_numpy()))
     names = [f"dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})" for worker, rank in ranks.items()]
     threads = {(process, tid): stream for process in range(len(names)) for tid, stream in enumerate(streams)}
-    return write_timelines(path, {"name": name}, drawn, names, threads)
+    return write_timelines(path, {"name": name}, placed, names, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
     names = [column for column in ("name", "kind", "peer") if column in ops.columns]
     stream = pl.col("stream").fill_null("") if "stream" in ops.columns else pl.lit("")
     args = pl.struct(*(column for column in _ARGS if column in ops.columns), "rank")
-    drawn = ops.select(
+    slices = ops.select(
         pl.col("step") if "step" in ops.columns else pl.lit(0).alias("step"),
         "rank",
         process=pl.col("rank").rank("dense").cast(pl.Int64) - 1,
@@ -128,15 +128,15 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
         name=pl.coalesce(pl.col(column).cast(pl.String) for column in names) if names else pl.lit("op"),
         args=args,
     ).with_columns(tid=pl.col("track").rank("dense").cast(pl.Int64))
-    ranks = drawn["rank"].unique().sort()
-    threads = drawn.select("process", "tid", "track").unique().sort("process", "tid").iter_rows()
+    ranks = slices["rank"].unique().sort()
+    threads = slices.select("process", "tid", "track").unique().sort("process", "tid").iter_rows()
     placed = [
         DrawnTimeline(
-            one.name,
-            drawn.with_columns(start=pl.Series(one.start), duration=pl.Series(one.duration)),
-            one.critical_path,
+            timeline.name,
+            slices.with_columns(start=pl.Series(timeline.start), duration=pl.Series(timeline.duration)),
+            timeline.critical_path,
         )
-        for one in timelines
+        for timeline in timelines
     ]
     return write_timelines(
         path,
@@ -174,7 +174,7 @@ def write_timelines(
     """
     starts = _step_starts(timelines)
     step_starts = {str(step): start for step, start in starts.iter_rows()}
-    other = {**header, "timelines": [one.name for one in timelines], "step_starts_us": step_starts}
+    other = {**header, "timelines": [timeline.name for timeline in timelines], "step_starts_us": step_starts}
     slices = arrows = 0
     with (
         replacing(path, TIMELINE_FILE) as temporary,
@@ -225,7 +225,7 @@ TIMELINE_FILE = Kind("a timeline that tracekit wrote", is_timeline)
 
 def _step_starts(timelines: Sequence[DrawnTimeline]) -> pl.DataFrame:
     """Where each step begins on the common axis, microseconds: after the slowest replay of the step before."""
-    ends = pl.concat(one.slices.select("step", end=pl.col("start") + pl.col("duration")) for one in timelines)
+    ends = pl.concat(timeline.slices.select("step", end=pl.col("start") + pl.col("duration")) for timeline in timelines)
     by_step = ends.group_by("step").agg(pl.col("end").max()).sort("step")
     return by_step.select("step", step_start_us=((pl.col("end") + GAP_S).cum_sum().shift(1, fill_value=0.0)) * 1e6)
 

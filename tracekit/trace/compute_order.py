@@ -56,20 +56,20 @@ def compute_order(schedule: Schedule, layout: Layout, microbatches: int, stage: 
     the model chunk every pp microbatches (Megatron-LM's schedules); GPipe runs all forwards first.
     """
     total = microbatches * layout.vpp
-    behind = layout.pp - stage - 1
+    later_stages = layout.pp - stage - 1
     match schedule:
         case Schedule.GPIPE:
             warm_up = total
         case Schedule.ONE_F_ONE_B:
-            warm_up = behind
+            warm_up = later_stages
         case Schedule.INTERLEAVED:
-            warm_up = 2 * behind + (layout.vpp - 1) * layout.pp
+            warm_up = 2 * later_stages + (layout.vpp - 1) * layout.pp
     warm_up = min(warm_up, total)
-    order = [_compute(at, layout, forward=True) for at in range(warm_up)]
+    order = [_compute(position, layout, forward=True) for position in range(warm_up)]
     for number in range(total - warm_up):
         order.append(_compute(warm_up + number, layout, forward=True))
         order.append(_compute(number, layout, forward=False))
-    order += [_compute(at, layout, forward=False) for at in range(total - warm_up, total)]
+    order += [_compute(position, layout, forward=False) for position in range(total - warm_up, total)]
     return tuple(order)
 
 

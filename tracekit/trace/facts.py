@@ -1,4 +1,4 @@
-"""What a recording tells of its job: what its source cannot show, which workers it covers, what its loop logged.
+"""Facts about a recording: what its source cannot show, which workers it covers, what the training loop logged.
 
 In: the kind of a source, the layout, free metadata. Out: `SourceKind` with what it lacks, `TraceCoverage`, tokens
 and loss by step. A conclusion that needs a fact which its source lacks is not drawn, and the report says so.
@@ -43,7 +43,7 @@ _Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class Fact(StrEnum):
-    """What a conclusion can rest on."""
+    """A fact that a conclusion can need."""
 
     COMPUTE = "compute"
     GPUS = "gpus"
@@ -193,8 +193,8 @@ def step_values(metadata: Mapping[str, Any]) -> dict[str, dict[int, float]]:
             values = msgspec.convert(by_step or {}, dict[_Step, float], strict=False, str_keys=True)
         except msgspec.ValidationError:
             continue
-        least, most = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
-        if possible := {step: value for step, value in values.items() if least <= value <= most}:
+        low, high = (0, MOST_TOKENS) if name == "tokens" else (-sys.float_info.max, sys.float_info.max)
+        if possible := {step: value for step, value in values.items() if low <= value <= high}:
             possible_by_name[name] = possible
     return possible_by_name
 

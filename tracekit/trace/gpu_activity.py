@@ -1,6 +1,5 @@
-"""What GPUs and calls to them do: the closed sets of a GPU recording.
-
-Nothing flows in or out. Processes that read traces import these without the libraries of the analysis.
+"""The kinds of GPU ops, calls and idle time: the closed sets of a GPU recording. Processes that read traces import
+these without the libraries of the analysis.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ PROFILER_LINE = re.compile(r"(.*/)?torch/profiler(/|\.py)")
 
 
 class KernelClass(StrEnum):
-    """What a GPU op does."""
+    """The kind of work of a GPU op."""
 
     COMMUNICATION = "communication"
     ATTENTION = "attention"
@@ -55,7 +54,7 @@ PATTERNS: Mapping[KernelClass, tuple[str, ...]] = {
 
 def class_of(name: str) -> KernelClass:
     """Return the class of a kernel of that name, `other` if no pattern matches: libraries rename their kernels."""
-    return next((known for known, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER)
+    return next((kind for kind, pattern in _compiled() if pattern.search(name.lower())), KernelClass.OTHER)
 
 
 @cache
@@ -130,11 +129,11 @@ class ProfilerCost(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How it was found out."""
+        """The costs by part, in words."""
         parts = [("an operator", self.operator), ("a launch", self.launch), ("a Python function", self.function)]
-        each = ", ".join(f"{1e6 * cost:.1f} us {what}" for what, cost in parts if cost)
+        costs = ", ".join(f"{1e6 * cost:.1f} us {part_name}" for part_name, cost in parts if cost)
         wider = "" if self.stacks else "; without stacks, less of it shows, so the interval is wider"
         return (
-            f"recording costs the host {each}, by the shortest gaps between events; without that, the hosts' work was"
+            f"recording costs the host {costs}, by the shortest gaps between events; without that, the hosts' work was"
             f" replayed with the GPU's as recorded{wider}"
         )

@@ -30,7 +30,7 @@ TIMELINE_MARK = "tracekit_timeline"
 
 
 class OpKind(StrEnum):
-    """What an op does. The order of the members defines their codes in columns.
+    """The kind of an op. The order of the members defines their codes in columns.
 
     The first fourteen, forward-compute to gc, are those of a Megatron step trace. `all-reduce` is a gradient reduction
     over the data-parallel ranks of a stage, as in DistributedDataParallel; `all-to-all`, `data-load`, `checkpoint` and
@@ -120,7 +120,7 @@ class TimeUnit(StrEnum):
 
     @property
     def per_second(self) -> int:
-        """How many of the unit make a second."""
+        """Units per second."""
         return {TimeUnit.S: 1, TimeUnit.MS: 10**3, TimeUnit.US: 10**6, TimeUnit.NS: 10**9}[self]
 
     @property
@@ -184,7 +184,7 @@ class Worker:
 
 
 class TraceKind(StrEnum):
-    """What a trace is of: of a pipeline (schema version 1), or of ops of any shape (version 2)."""
+    """The schema of a trace: a pipeline (version 1), or ops of any shape (version 2)."""
 
     PIPELINE = "pipeline"
     OPS = "ops"

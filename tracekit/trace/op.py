@@ -257,9 +257,9 @@ class GpuRecording:
         rank in them. Names of kernels, operators and process groups stay, so that the diagnosis is the same.
         """
         python = pl.col("reason").is_in(["python", "loader"])
-        of_calls = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
-        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *of_calls])
-        numbered = {name: _alias(name, at) for at, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
+        call_names = (self.calls[name].unique(maintain_order=True).cast(pl.String) for name in ("own", "module"))
+        names = pl.concat([self.whats.filter(python)["name"], self.whats["where"], *call_names])
+        numbered = {name: _alias(name, i) for i, name in enumerate(names.drop_nulls().unique(maintain_order=True))}
         notes = list(self.notes)
         for rank, file in self.files.items():
             notes = [note.replace(str(file), f"rank {rank}").replace(Path(file).name, f"rank {rank}") for note in notes]
@@ -293,7 +293,7 @@ def joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _alias(name: str, number: int) -> str:
-    """What stands for the name of a Python function, line, module or annotation: what the analysis knows of it."""
+    """A substitute for the name of a Python function, line, module or annotation, with only what the analysis needs."""
     if not name or name.startswith((LOADER, "torch/")):
         return name
     if PROFILER_LINE.match(name):

@@ -55,13 +55,13 @@ _IN_TURN = (*_WHERE, *_WHICH, *_TIMES, *OPTIONAL, *NULLABLE)
 
 
 class OrderedTrace(Trace):
-    """A trace that makes the table `ops` when somebody asks for it."""
+    """A trace that builds the table `ops` on first use."""
 
     _kept: dict[str, np.ndarray | pl.Series]
 
-    def __new__(cls, *fields: Any, **named: Any) -> Self:
+    def __new__(cls, *fields: Any, **keywords: Any) -> Self:
         """A trace with a table: what `dataclasses.replace` makes of this one."""
-        return Trace(*fields, **named)  # type: ignore[return-value]
+        return Trace(*fields, **keywords)  # type: ignore[return-value]
 
     @classmethod
     def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray | pl.Series]) -> Self:
@@ -178,7 +178,7 @@ class _Places:
     def of(cls, file: _File) -> Self | None:
         """None if a table takes less memory, or if ops contradict each other. Raises TraceError or LayoutError."""
         where = pl.DataFrame([*file.columns(*_WHERE)])
-        steps, dp_ranks = (distinct_steps(where[each].to_numpy()) for each in ("step", "dp_rank"))
+        steps, dp_ranks = (distinct_steps(where[name].to_numpy()) for name in ("step", "dp_rank"))
         workers = StepGrid(steps, dp_ranks, np.arange(file.layout.pp, dtype=np.int32))
         if not workers.fit(file.rows):
             return None
@@ -222,14 +222,14 @@ def ordered_trace(
     Raises TracekitError or an error of polars if something is wrong.
     """
     per_second, starts = (unit or TimeUnit.S).per_second, finite_starts(step_starts, source)
-    with open(path, "rb") as opened:
-        file = _File(pl.scan_parquet(opened), layout, source, renamed, unit or TimeUnit.S)
+    with open(path, "rb") as raw_file:
+        file = _File(pl.scan_parquet(raw_file), layout, source, renamed, unit or TimeUnit.S)
         check_size(path, file.rows, len(file.types))
         places = _Places.of(file)
         if places is None:
             return None
         start, duration = (in_order(column.to_numpy(), places.place) for column in file.columns(*_TIMES))
-        whole, spans = start.dtype == duration.dtype == np.int64, places.spans(start, duration)
+        integers, spans = start.dtype == duration.dtype == np.int64, places.spans(start, duration)
         if on_clock(float(start.max()), spans.filter(rank=places.first_rank), per_second):
             zeros, starts = zeros_of_steps(spans, unit, starts, source, start)
             places.count_from(zeros, start)
@@ -240,20 +240,20 @@ def ordered_trace(
         if max(-start.min(), start.max(), duration.max()) > LONGEST_S:
             return None
         columns: dict[str, npt.NDArray[Any] | pl.Series] = {"start": start, "duration": duration}
-        of_workers = places.workers.frame(places.seen)
+        worker_frame = places.workers.frame(places.seen)
         for column in file.columns(*OPTIONAL):
             columns[column.name] = column.gather(places.row)
             first = column.gather(np.minimum.reduceat(places.row, places.first))
-            of_workers = of_workers.with_columns(first)
+            worker_frame = worker_frame.with_columns(first)
         columns |= {name: np.full(file.rows, NONE, np.int32) for name in NULLABLE if name not in file.names}
         columns |= {label.name: in_order(numbers_of(label), places.place) for label in file.columns(*NULLABLE)}
     workers = places.workers
     del places
     largest_chunk = int(np.max(columns["chunk"]))
-    check_complete(distinct_steps(of_workers["pp_rank"].to_numpy()), largest_chunk, layout, source)
+    check_complete(distinct_steps(worker_frame["pp_rank"].to_numpy()), largest_chunk, layout, source)
     free_metadata = {**metadata, UNIT_KEY: str(unit)} if unit else {**metadata}
     frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
-    trace = OrderedTrace.of(Trace(of_workers, layout, encodable(name), *frozen), workers, columns)
+    trace = OrderedTrace.of(Trace(worker_frame, layout, encodable(name), *frozen), workers, columns)
     judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
-    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=whole)
+    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=integers)
     return trace

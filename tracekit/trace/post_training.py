@@ -33,7 +33,7 @@ TRAINER_IDLE, ROLLOUT_IDLE, TOOLS, TOOL_CALLS = "trainer idle", "rollout idle", 
 
 
 class StepTime(StrEnum):
-    """How a logged step relates to its phases."""
+    """The relation of a logged step to its phases."""
 
     SERIAL = "serial"  # contains them, one after the other
     SUMMED = "summed"  # is their sum: no clock measured the step
@@ -119,14 +119,14 @@ def part_of(trace: OpTrace, first: int, last: int) -> OpTrace:
         inside = steps.is_between(first, last)
         part = {name: pl.Series(values).filter(inside).to_list() for name, values in metadata["measures"].items()}
         metadata = metadata | {"measures": part}
-    of_steps = metadata.keys() & {"left_out", "restarts"}
-    metadata = metadata | {name: [step for step in metadata[name] if first <= step <= last] for name in of_steps}
+    step_keys = metadata.keys() & {"left_out", "restarts"}
+    metadata = metadata | {name: [step for step in metadata[name] if first <= step <= last] for name in step_keys}
     ops = trace.ops.filter(pl.col("step").is_between(first, last))
     return replace(trace, ops=ops, metadata={**trace.metadata, POST_TRAINING: metadata})
 
 
 def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
-    """The run that an op trace of `trace_of` is. Raises FormatError if it is none."""
+    """The run in an op trace of `trace_of`. Raises FormatError for another one."""
     try:
         metadata = trace.metadata[POST_TRAINING]
         if metadata["format"] != Format.TRAJECTORIES:
@@ -145,7 +145,7 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
         requests, phases = ops.filter(pl.col("rank") > 0), ops.filter(pl.col("rank") == 0)
         engine, engines = requests["rank"].to_numpy() - 1, tuple(map(str, metadata["engines"]))
         np.take(engines, engine)  # or the error that one has no name
-        times = (phases[each].to_numpy() for each in ("step", "start", "end"))
+        times = (phases[column].to_numpy() for column in ("step", "start", "end"))
         recorded_phases = Phases(np.array(phases["kind"].to_list(), dtype=np.str_), *times)
         if requests.is_empty():
             return RlTimeline(recorded_phases, None)
@@ -153,7 +153,7 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
             engines=engines,
             engine=engine,
             submit=requests.select(pl.col("submit") + begun).to_series().to_numpy(),
-            **{each: requests[each].to_numpy() for each in ("step", "start", "end", *_OF_REQUESTS)},
+            **{column: requests[column].to_numpy() for column in ("step", "start", "end", *_OF_REQUESTS)},
         )
         return RlTimeline(recorded_phases, trajectories)
     except (LookupError, TypeError, ValueError, AttributeError, pl.exceptions.PolarsError) as error:
@@ -163,13 +163,13 @@ def run_of(trace: OpTrace) -> PhaseLog | RlTimeline:
 
 
 def _logged(log: PhaseLog) -> tuple[pl.DataFrame, dict[str, Any]]:
-    """The step and its phases, one after the other, as the log has no times; generation beside the others if it was."""
+    """The step and its phases one after the other, since the log has no start times; generation overlaps if it did."""
     steps = len(log.step_s)
-    now, starts = np.zeros(steps), [np.zeros(steps)]
+    starts_s, starts = np.zeros(steps), [np.zeros(steps)]
     for phase, took in log.phases.items():
-        beside = log.step_time is StepTime.OVERLAPPED and phase == "generate"
-        starts.append(np.zeros(steps) if beside else now)
-        now = now if beside else now + took
+        overlapped = log.step_time is StepTime.OVERLAPPED and phase == "generate"
+        starts.append(np.zeros(steps) if overlapped else starts_s)
+        starts_s = starts_s if overlapped else starts_s + took
     ops = pl.DataFrame(
         {
             "step": np.tile(log.steps, len(starts)),
@@ -202,7 +202,7 @@ def _timed(log: RlTimeline) -> tuple[pl.DataFrame, dict[str, Any]]:
         rank=pl.lit(0, pl.Int64), submit="start", stream=pl.col("kind").rank("dense").cast(pl.Int64)
     )
     if requests is not None:
-        columns = {each: getattr(requests, each) for each in ("step", "start", "end", "submit", *_OF_REQUESTS)}
+        columns = {name: getattr(requests, name) for name in ("step", "start", "end", "submit", *_OF_REQUESTS)}
         served = pl.DataFrame(columns | {"rank": requests.engine + 1}).with_columns(
             kind=pl.lit("request"), stream=pl.int_range(pl.len(), dtype=pl.Int64).over("step", "rank")
         )

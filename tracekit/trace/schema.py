@@ -253,9 +253,9 @@ def check_complete(stages: npt.NDArray[np.int32], largest: int, layout: Layout, 
         )
     if len(stages) < layout.pp:
         absent = np.setdiff1d(np.arange(layout.pp), stages)
-        shown = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
+        listed = ", ".join(map(str, absent[:8])) + (" ..." if len(absent) > 8 else "")
         raise LayoutError(
-            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {shown} is in the trace; correct the"
+            f"{source}: the layout says pp {layout.pp}, but no op of pp_rank {listed} is in the trace; correct the"
             " layout, or record at least one DP rank with all its stages"
         )
 
@@ -358,7 +358,7 @@ def in_order(values: npt.NDArray[Number], place: npt.NDArray[np.int32]) -> npt.N
 
 
 class StepGrid:
-    """What workers do in each step. `steps`, `dp_ranks`, `stages`: all that there are."""
+    """The ops of workers in each step. `steps`, `dp_ranks`, `stages`: all numbers that occur."""
 
     def __init__(
         self, steps: npt.NDArray[np.int32], dp_ranks: npt.NDArray[np.int32], stages: npt.NDArray[np.int32]
@@ -366,9 +366,9 @@ class StepGrid:
         self.numbers = {"step": steps, "dp_rank": dp_ranks, "pp_rank": stages}
 
     def fit(self, ops: int) -> bool:
-        """Whether a table of them takes no more memory than so many ops may."""
-        cells, most = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
-        return cells <= min(4 * ops + 1_000_000, most) and ops <= most
+        """Whether a table of all cells fits into the memory that is allowed for this number of ops."""
+        cells, largest = math.prod(map(len, self.numbers.values())), np.iinfo(np.int32).max
+        return cells <= min(4 * ops + 1_000_000, largest) and ops <= largest
 
     @cached_property
     def rank_of(self) -> npt.NDArray[np.int32]:

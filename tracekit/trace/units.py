@@ -54,8 +54,8 @@ def in_seconds(
     rank = ops["rank"] if ranked else pl.repeat(0, ops.height, eager=True)
     raw = pl.DataFrame({"step": ops["step"], "rank": rank, "start": start, "duration": duration})
     per_second = (unit or TimeUnit.S).per_second
-    of_one_rank = spans_of(raw.filter((rank == rank[0]) & ranked))
-    if on_clock(float(start.to_numpy().max()), of_one_rank, per_second):
+    rank_spans = spans_of(raw.filter((rank == rank[0]) & ranked))
+    if on_clock(float(start.to_numpy().max()), rank_spans, per_second):
         spans = spans_of(raw)
         zeros, step_starts = zeros_of_steps(spans, unit, step_starts, source, start.to_numpy())
         start -= zeros[spans["step"].unique().sort().search_sorted(raw["step"])]
@@ -85,11 +85,11 @@ def raw_times(ops: pl.DataFrame, name: str) -> pl.Series | None:
     return column
 
 
-def on_clock(latest: float, of_one_rank: pl.DataFrame, per_second: int) -> bool:
+def on_clock(latest: float, spans: pl.DataFrame, per_second: int) -> bool:
     """Whether starts may be clock times: the `latest` is beyond any step, or those of one rank advance from step to
-    step. `of_one_rank`: its `spans_of`.
+    step. `spans`: its `spans_of`.
     """
-    return latest > LONGEST_S * per_second or _runs_on(_by_step(of_one_rank))
+    return latest > LONGEST_S * per_second or _runs_on(_by_step(spans))
 
 
 def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
@@ -152,12 +152,12 @@ def _laps(spans: pl.DataFrame, steps: pl.DataFrame, per_second: int) -> list[flo
             pl.col("end").shift().over("rank") - pl.col("first")
         )
     )
-    again = again_s.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
+    overlap_s = again_s.group_by("step").agg(pl.col("again").median()).sort("step")["again"].fill_null(0.0).to_numpy()
     number, end = steps["step"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
     first = steps["first"].cast(pl.Float64).to_numpy()
     laps = np.full(len(first), np.nan)
     laps[1:] = np.where(np.diff(number) == 1, np.maximum(end[:-1] - first[1:], 0.0), np.nan)
-    laps[again > SAME_END_S * per_second] = 0.0
+    laps[overlap_s > SAME_END_S * per_second] = 0.0
     finite = laps[~np.isnan(laps)]
     usual = float(np.median(finite)) if len(finite) else 0.0
     filled: list[float] = np.where(np.isnan(laps), usual, laps).tolist()
@@ -246,8 +246,8 @@ class _Statistic(Struct, frozen=True):
     def __str__(self) -> str:
         if self.is_ratio:
             return f"{self.what} lasts {self.value:.3g} times as long (usual: {self.low:.3g} to {self.high:.3g})"
-        shown = self.value if self.value > self.high else self.typical
-        return f"{self.what} takes {_time(shown)} (usual: {_time(self.low)} to {_time(self.high)})"
+        value = self.value if self.value > self.high else self.typical
+        return f"{self.what} takes {_time(value)} (usual: {_time(self.low)} to {_time(self.high)})"
 
 
 def check_magnitudes(
@@ -271,8 +271,8 @@ def check_magnitudes(
     """
     if stated is TimeUnit.S:
         return
-    of_steps = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
-    few = ops.select("step", "rank", "kind", "duration").filter(of_steps)
+    is_judged = pl.col("step").is_in(list(steps)) & (pl.col("duration") > 0)
+    few = ops.select("step", "rank", "kind", "duration").filter(is_judged)
     _check_same_unit(few, source)
     statistics = [*_statistics(few), *_overlap(ops, step_starts)]
     _check_usual(statistics, source, stated, integers=integers)
@@ -282,8 +282,8 @@ def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
     """Raise TraceError if a time is beyond all bounds. `ops`: canonical columns."""
     for name in ("start", "duration"):
         times = ops[name].to_numpy()
-        least, most = float(times.min()), float(times.max())
-        if max(-least, most) > LONGEST_S:
+        low, high = float(times.min()), float(times.max())
+        if max(-low, high) > LONGEST_S:
             row = int((np.abs(times) > LONGEST_S).argmax())
             expected = "seconds from the start of the step" if name == "start" else "seconds"
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
@@ -291,19 +291,19 @@ def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
 
 def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, *, integers: bool) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
-    now = sum(one.beyond() for one in statistics)
+    distance = sum(statistic.beyond() for statistic in statistics)
     alarm = ALARM_OF_INTEGERS if integers else ALARM
     if stated:
         alarm = ALARM_OF_STATED
-    if now < alarm:
+    if distance < alarm:
         return
     factors = [1000.0**power for power in (-3, -2, -1, 1, 2, 3)]
-    best = min(factors, key=lambda factor: (sum(one.beyond(factor) for one in statistics), -factor))
-    if now - sum(one.beyond(best) for one in statistics) < alarm:
+    best = min(factors, key=lambda factor: (sum(statistic.beyond(factor) for statistic in statistics), -factor))
+    if distance - sum(statistic.beyond(best) for statistic in statistics) < alarm:
         return
     worst = sorted(statistics, key=lambda statistic: -statistic.beyond())[:2]
-    shown = ", ".join(str(one) for one in worst if one.beyond())
-    raise TraceError(f"{source}: {shown}; {_advice(best, stated)}")
+    listed = ", ".join(str(statistic) for statistic in worst if statistic.beyond())
+    raise TraceError(f"{source}: {listed}; {_advice(best, stated)}")
 
 
 def _advice(factor: float, stated: TimeUnit | None) -> str:
@@ -364,12 +364,12 @@ def _check_same_unit(few: pl.DataFrame, source: Origin) -> None:
         usual = same_work.group_by(part, "kind").agg(pl.col("duration").median())
         numbers, part_number = np.unique(usual[part].to_numpy(), return_inverse=True)
         kind, duration = usual["kind"].cat.physical().to_numpy(), usual["duration"].to_numpy()
-        over = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
-        least = _least_of_each(over, part_number, len(numbers))
-        longer = least >= OTHER_UNIT
+        excess = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
+        fastest = _least_of_each(excess, part_number, len(numbers))
+        longer = fastest >= OTHER_UNIT
         if not longer.any() or longer.all():
             continue
-        factor = 1000 ** max(1, round(_median(least[longer]) / 3))
+        factor = 1000 ** max(1, round(_median(fastest[longer]) / 3))
         raise TraceError(
             f"{source}: {_named(part, numbers[longer].tolist())}: all work takes about {factor:,} times as long as"
             f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"
@@ -381,17 +381,17 @@ def _least_of_each(
     values: npt.NDArray[np.float64], group: npt.NDArray[np.integer[Any]], groups: int
 ) -> npt.NDArray[np.float64]:
     """The least value of each group; inf if it has none."""
-    least = np.full(groups, np.inf)
-    np.minimum.at(least, group, values)
-    return least
+    smallest = np.full(groups, np.inf)
+    np.minimum.at(smallest, group, values)
+    return smallest
 
 
 def _named(part: str, numbers: list[int]) -> str:
     """Some ranks or steps by number. Only some of the steps were looked at."""
-    shown = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
+    listed = ", ".join(map(str, numbers[:MOST_NAMED])) + (" ..." if len(numbers) > MOST_NAMED else "")
     if part == "step":
-        return f"steps such as {shown}"
-    return f"{part}{'s' * (len(numbers) > 1)} {shown}"
+        return f"steps such as {listed}"
+    return f"{part}{'s' * (len(numbers) > 1)} {listed}"
 
 
 def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Statistic]:
@@ -400,15 +400,14 @@ def _overlap(ops: pl.DataFrame, step_starts: Mapping[int, float]) -> list[_Stati
     if len(starts) < 2:
         return []
     numbers = np.array([step for step, _ in starts], np.float64)
-    apart = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
-    apart = apart[apart > 0]
-    of_rank = ops.filter(pl.col("rank") == ops["rank"][0])
+    distances = np.diff(np.array([start for _, start in starts])) / np.diff(numbers)
+    distances = distances[distances > 0]
+    rank_ops = ops.filter(pl.col("rank") == ops["rank"][0])
     end = (pl.col("start") + pl.col("duration")).max()
-    lengths = of_rank.group_by("step").agg(length=end - pl.col("start").min())["length"]
-    length = lengths.median()
-    if not len(apart) or not isinstance(length, float) or not 0 < length < LONGEST_S:
+    length = rank_ops.group_by("step").agg(length=end - pl.col("start").min())["length"].median()
+    if not len(distances) or not isinstance(length, float) or not 0 < length < LONGEST_S:
         return []
-    ratio = length / float(np.median(apart))
+    ratio = length / float(np.median(distances))
     return [
         _Statistic(
             "a step beside the time until the next one", ratio, ratio, SHORTEST_STEP, LONGEST_OVERLAP, is_ratio=True

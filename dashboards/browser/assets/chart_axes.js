@@ -1,4 +1,4 @@
-// Numbers of a Plotly figure, where they lie on a chart, and how they are written: no element is made here.
+// Decodes the numbers of a Plotly figure, formats them, and computes axes and ticks. Creates no elements.
 (function () {
   "use strict";
 
@@ -10,12 +10,12 @@
 
   // ---- reading
 
-  // Plotly for Python packs numeric arrays; rows of rows where they have a shape. Numbers that are none become null.
+  // Decodes the base64 arrays of Plotly for Python, nested if they have a shape. NaN and infinities become null.
   function unpack(value) {
     if (Array.isArray(value)) return value.map(unpack);
     if (value === null || typeof value !== "object") return value;
-    if (!("bdata" in value)) return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, unpack(one)]));
-    const bytes = Uint8Array.from(atob(value.bdata), (letter) => letter.charCodeAt(0));
+    if (!("bdata" in value)) return Object.fromEntries(Object.entries(value).map(([name, member]) => [name, unpack(member)]));
+    const bytes = Uint8Array.from(atob(value.bdata), (char) => char.charCodeAt(0));
     const flat = Array.from(new TYPES[value.dtype](bytes.buffer), (number) => (Number.isFinite(number) ? number : null));
     const shape = value.shape ? String(value.shape).split(",").map(Number) : [flat.length];
     return shape.slice(1).reduceRight(fold, flat);
@@ -27,19 +27,19 @@
 
   // ---- writing
 
-  // The formats that the figures use, in the language of d3: `.3f`, `.4g`, `.0%`, with `,` and `+` before them.
+  // The d3 formats that the figures use: `.3f`, `.4g`, `.0%`, with `,` and `+` before them.
   function format(value, spec) {
     if (typeof value !== "number") return value === null || value === undefined ? "-" : String(value);
     const [, sign, digits, kind] = /^(\+?),?(?:\.(\d+))?([fg%]?)$/.exec(spec || "") || [];
-    const before = sign && value > 0 ? "+" : "", places = digits === undefined ? 6 : Number(digits);
-    if (kind === "%") return `${before}${(100 * value).toFixed(places).replace(/^-(?=0\.?0*$)/, "")}%`;
-    if (kind === "f") return before + value.toFixed(places);
+    const plus = sign && value > 0 ? "+" : "", places = digits === undefined ? 6 : Number(digits);
+    if (kind === "%") return `${plus}${(100 * value).toFixed(places).replace(/^-(?=0\.?0*$)/, "")}%`;
+    if (kind === "f") return plus + value.toFixed(places);
     const rounded = Number(value.toPrecision(Math.max(places, 1)));
-    if (Math.abs(rounded) >= 1e15) return before + rounded.toExponential(); // in full, it fits on no axis
-    return before + ((spec || "").includes(",") ? rounded.toLocaleString("en-US") : String(rounded));
+    if (Math.abs(rounded) >= 1e15) return plus + rounded.toExponential(); // in full, it fits on no axis
+    return plus + ((spec || "").includes(",") ? rounded.toLocaleString("en-US") : String(rounded));
   }
 
-  // `%{customdata[0]}` and the like in a template, from the names in `point`; <extra> is Plotly's box beside the words.
+  // Fills a hover template: `%{customdata[0]}` and the like are members of `point`. Drops <extra>, Plotly's second box.
   function words(template, point) {
     return template
       .replace(/<extra>.*<\/extra>/, "")
@@ -65,13 +65,13 @@
     return low > high ? [0, 1] : [low, high];
   }
 
-  // The share of its largest value that an axis of lines spans at least: noise does not fill a chart.
+  // An axis of lines spans at least this share of its largest value, so that noise does not fill a chart.
   const LEAST_SPAN = 0.1;
   // Steps between the ticks of an axis of time, seconds.
-  const SPANS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+  const TIME_STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
-  // An axis without its place in pixels. `names`: what stands on it, where these are no numbers; `reach`: the ends of
-  // what is drawn. Around them is air, but none beyond the 0 that bars stand on, and none around maps.
+  // An axis, still without its place in pixels. `names`: of a categorical axis, else null; `ends`: of the marks. The
+  // range has padding around them, except below the 0 that bars stand on (`grounded`) and around maps (`exact`).
   function axis(spec, names, { ends, exact, grounded, least = 0 }) {
     if (names) {
       const range = [-0.5, names.length - 0.5];
@@ -79,46 +79,46 @@
     }
     if (spec.range) return { spec, names, range: [...spec.range] };
     let [low, high] = ends;
-    const lacks = least * Math.max(Math.abs(low), Math.abs(high)) - (high - low);
-    if (lacks > 0) [low, high] = [low - lacks / 2, high + lacks / 2];
+    const missing = least * Math.max(Math.abs(low), Math.abs(high)) - (high - low);
+    if (missing > 0) [low, high] = [low - missing / 2, high + missing / 2];
     if (spec.rangemode === "tozero") [low, high] = [Math.min(0, low), Math.max(0, high)];
     if (grounded && low === high) high = 1; // bars of nothing
-    const air = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), stands = (end) => grounded && end === 0;
-    low = stands(low) || (spec.rangemode === "tozero" && low === 0) ? low : low - air;
-    high = stands(high) ? high : high + air;
+    const padding = exact ? 0 : 0.05 * (high - low || Math.abs(high) || 1), isBase = (end) => grounded && end === 0;
+    low = isBase(low) || (spec.rangemode === "tozero" && low === 0) ? low : low - padding;
+    high = isBase(high) ? high : high + padding;
     return { spec, names, range: spec.autorange === "reversed" ? [high, low] : [low, high] };
   }
 
-  // Positions of ticks and their texts; at most about `most` of them.
-  function ticks({ spec, names, range, zone }, most) {
+  // [position, text] of each tick, at most about `limit` of them.
+  function ticks({ spec, names, range, zone }, limit) {
     const [low, high] = [Math.min(...range), Math.max(...range)];
-    const inside = ([at]) => at >= low && at <= high;
-    if (spec.tickvals) return thinned(spec.tickvals.map((at, number) => [at, spec.ticktext[number]]).filter(inside), most);
-    if (names) return thinned(names.map((name, at) => [at, String(name)]).filter(inside), Math.min(most, spec.nticks || most));
-    if (spec.type === "date") return moments(low, high, most, zone);
-    const power = 10 ** Math.floor(Math.log10((high - low) / Math.max(most, 1)));
-    const step = power * STEPS.find((one) => (high - low) / (one * power) <= most);
+    const inside = ([position]) => position >= low && position <= high;
+    if (spec.tickvals) return thinned(spec.tickvals.map((position, index) => [position, spec.ticktext[index]]).filter(inside), limit);
+    if (names) return thinned(names.map((name, position) => [position, String(name)]).filter(inside), Math.min(limit, spec.nticks || limit));
+    if (spec.type === "date") return timeTicks(low, high, limit, zone);
+    const power = 10 ** Math.floor(Math.log10((high - low) / Math.max(limit, 1)));
+    const step = power * STEPS.find((multiple) => (high - low) / (multiple * power) <= limit);
     const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first + 1;
-    return Array.from({ length: count }, (_, number) => {
-      const at = Number(((first + number) * step).toPrecision(12));
-      return [at, format(at, spec.tickformat || "")];
+    return Array.from({ length: count }, (_, index) => {
+      const position = Number(((first + index) * step).toPrecision(12));
+      return [position, format(position, spec.tickformat || "")];
     });
   }
 
   // Ticks of an axis of time, in milliseconds since 1970.
-  function moments(low, high, most, zone) {
-    const seconds = (high - low) / 1000, span = SPANS_S.find((one) => seconds / one <= most);
-    const step = 1000 * (seconds < 1 ? 10 ** Math.ceil(Math.log10(seconds / most)) : span || 604800 * Math.ceil(seconds / most / 604800));
+  function timeTicks(low, high, limit, zone) {
+    const span = (high - low) / 1000, usual = TIME_STEPS_S.find((step) => span / step <= limit);
+    const step = 1000 * (span < 1 ? 10 ** Math.ceil(Math.log10(span / limit)) : usual || 604800 * Math.ceil(span / limit / 604800));
     const parts = step < 1000 ? { second: "2-digit", fractionalSecondDigits: 3 } : step < 60000 ? { second: "2-digit" } : {};
     const day = step >= 43200000 ? { month: "short", day: "numeric" } : {};
     const clock = new Intl.DateTimeFormat("en-GB", { timeZone: zone, hour: "2-digit", minute: "2-digit", ...parts, ...day });
     const first = Math.ceil(low / step), count = Math.floor(high / step) - first + 1;
-    return Array.from({ length: Math.max(count, 0) }, (_, number) => [(first + number) * step, clock.format((first + number) * step)]);
+    return Array.from({ length: Math.max(count, 0) }, (_, index) => [(first + index) * step, clock.format((first + index) * step)]);
   }
 
-  function thinned(all, most) {
-    const every = Math.max(1, Math.ceil(all.length / Math.max(most, 1)));
-    return all.filter((_, number) => number % every === 0);
+  function thinned(all, limit) {
+    const every = Math.max(1, Math.ceil(all.length / Math.max(limit, 1)));
+    return all.filter((_, index) => index % every === 0);
   }
 
   window.tracekitChart = { unpack, format, words, lines, axis, bounds, ticks, LEAST_SPAN };

@@ -1,86 +1,86 @@
-// Components of ui/components.py: the browser's own lists, radio buttons and boxes to tick; details; views of a table.
+// React components of ui/components.py: native lists, radio buttons and checkboxes; details; named views of a table.
 (function () {
   "use strict";
 
   const make = React.createElement;
 
   function Menu({ id, options, value, setProps }) {
-    const items = options.map((one) => make("option", { key: one.value, value: one.value }, one.label));
+    const items = options.map((option) => make("option", { key: option.value, value: option.value }, option.label));
     const choose = (event) => setProps({ value: event.target.value });
-    return make("select", { id: id, value: value, onChange: choose, className: "field" }, items);
+    return make("select", { id, value, onChange: choose, className: "field" }, items);
   }
 
-  // `value` is a list where several can be chosen: in the order of the options, whatever was ticked first.
+  // Radio buttons, or checkboxes if `value` is a list, which is in the order of the options.
   function Choice({ id, options, value, setProps }) {
     const several = Array.isArray(value);
-    const chosen = (one) => (several ? value.includes(one) : value === one);
-    function choose(one) {
-      const now = options.map((each) => each.value).filter((each) => (each === one) !== chosen(each));
-      setProps({ value: several ? now : one });
+    const isChosen = (option) => (several ? value.includes(option) : value === option);
+    function choose(option) {
+      const chosenValues = options.map((other) => other.value).filter((other) => (other === option) !== isChosen(other));
+      setProps({ value: several ? chosenValues : option });
     }
-    const items = options.map((one) =>
-      make("label", { key: one.value }, [
+    const items = options.map((option) =>
+      make("label", { key: option.value }, [
         make("input", {
-          key: "box", type: several ? "checkbox" : "radio", name: id, value: one.value, checked: chosen(one.value),
-          onChange: () => choose(one.value),
+          key: "box", type: several ? "checkbox" : "radio", name: id, value: option.value, checked: isChosen(option.value),
+          onChange: () => choose(option.value),
         }),
-        make("span", { key: "words" }, one.label),
+        make("span", { key: "words" }, option.label),
       ]),
     );
-    return make("div", { id: id, className: "options" }, items);
+    return make("div", { id, className: "options" }, items);
   }
 
-  // Details whose content is drawn when they are opened first. Pages of recordings fold hundreds of rows, which would take
-  // the browser longer than all that it shows.
+  // Details that render their content once they are opened: pages of recordings fold hundreds of rows, which take the
+  // browser longer than everything visible.
   function Folded({ children, className, open }) {
-    const [drawn, draw] = React.useState(Boolean(open));
+    const [wasOpened, setOpened] = React.useState(Boolean(open));
     const [summary, ...content] = children;
-    const opened = (event) => { if (event.currentTarget.open) draw(true); };
-    return make("details", { className: className, open: open, onToggle: opened }, summary, drawn && content);
+    const onToggle = (event) => { if (event.currentTarget.open) setOpened(true); };
+    return make("details", { className, open, onToggle }, summary, wasOpened && content);
   }
 
-  // Views of the table of jobs that somebody gave a name, kept in this browser. The name is in the address too, so whoever
-  // is sent it can keep the view.
+  // Named views of the table of jobs, stored in this browser. The address has the name too, so that its recipients can
+  // store the view.
 
   const KEY = "tracekit.views";
 
-  // [name, query] of each; the storage may be closed, or hold anything.
-  function kept() {
+  // [name, query] of each view; none if the storage is not accessible or holds something else.
+  function storedViews() {
     try {
-      return JSON.parse(localStorage.getItem(KEY)).filter((one) => one.length === 2 && one.every((text) => typeof text === "string"));
+      return JSON.parse(localStorage.getItem(KEY)).filter((view) => view.length === 2 && view.every((text) => typeof text === "string"));
     } catch {
       return [];
     }
   }
 
   function Views({ id, query, name }) {
-    const [views, show] = React.useState(kept), [problem, tell] = React.useState("");
-    function keep(all) {
+    const [views, setViews] = React.useState(storedViews), [problem, setProblem] = React.useState("");
+    function store(all) {
       try {
         localStorage.setItem(KEY, JSON.stringify(all));
-        show(all);
+        setViews(all);
       } catch (error) {
-        tell(`Not kept: ${error.message}`);
+        setProblem(`Not kept: ${error.message}`);
       }
     }
     function save(event) {
       event.preventDefault();
-      const named = new FormData(event.target).get("name").trim();
-      if (!named) return;
-      keep([...kept().filter((one) => one[0] !== named), [named, query]]);
-      window.tracekit.remember({ view: named });
+      const newName = new FormData(event.target).get("name").trim();
+      if (!newName) return;
+      store([...storedViews().filter((view) => view[0] !== newName), [newName, query]]);
+      window.tracekit.remember({ view: newName });
     }
-    const links = views.map(([own, of]) => make("span", { key: own }, [
-      make("a", { key: "go", className: of === query ? "facet chosen" : "facet", "data-follow": "yes", href: `?${of}&${new URLSearchParams({ view: own })}` }, own),
-      make("button", { key: "drop", type: "button", className: "chip-button", "aria-label": `Delete the view ${own}`, onClick: () => keep(kept().filter((one) => one[0] !== own)) }, "\u00d7"),
+    const links = views.map(([viewName, viewQuery]) => make("span", { key: viewName }, [
+      make("a", { key: "go", className: viewQuery === query ? "facet chosen" : "facet", "data-follow": "yes", href: `?${viewQuery}&${new URLSearchParams({ view: viewName })}` }, viewName),
+      make("button", { key: "drop", type: "button", className: "chip-button", "aria-label": `Delete the view ${viewName}`, onClick: () => store(storedViews().filter((view) => view[0] !== viewName)) }, "\u00d7"),
     ]));
-    const form = query && !views.some(([, of]) => of === query) && make("form", { key: "form", onSubmit: save }, [
+    const form = query && !views.some(([, viewQuery]) => viewQuery === query) && make("form", { key: "form", onSubmit: save }, [
       make("input", { key: `name of ${name}`, name: "name", defaultValue: name, placeholder: "name of this view", "aria-label": "Name of this view", maxLength: 60, autoComplete: "off", className: "field" }),
       make("button", { key: "keep", className: "chip-button" }, "Keep"),
     ]);
-    if (!links.length && !form) return make("div", { id: id, hidden: true });
+    if (!links.length && !form) return make("div", { id, hidden: true });
     const label = make("span", { key: "label", className: "label" }, "Views");
-    return make("div", { id: id, className: "views" }, [label, ...links, form, make("span", { key: "said", role: "status" }, problem)]);
+    return make("div", { id, className: "views" }, [label, ...links, form, make("span", { key: "said", role: "status" }, problem)]);
   }
 
   window.tracekit_components = { Menu, Choice, Folded, Views };

@@ -1,4 +1,4 @@
-// Keys of all pages: / finds a job, worker or host, ? tells the keys. Both are also buttons in the header.
+// Keys of all pages: / finds a job, worker or host, ? lists the keys. Both are also buttons in the header.
 (function () {
   "use strict";
 
@@ -25,7 +25,7 @@
   function open(id, label, ...children) {
     const old = document.getElementById(id);
     if (old) old.remove();
-    const dialog = make("dialog", { id: id, className: "dialog" }, ...children);
+    const dialog = make("dialog", { id, className: "dialog" }, ...children);
     dialog.setAttribute("aria-label", label);
     dialog.addEventListener("close", () => dialog.remove());
     dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
@@ -35,8 +35,8 @@
   }
 
   function help() {
-    const rows = KEYS.map(([key, words]) =>
-      make("div", {}, make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: words })),
+    const rows = KEYS.map(([key, meaning]) =>
+      make("div", {}, make("dt", {}, make("kbd", { textContent: key })), make("dd", { textContent: meaning })),
     );
     const close = make("button", { textContent: "Close" });
     const dialog = open("help", "Keys", make("h2", { textContent: "Keys" }), make("dl", {}, ...rows), close);
@@ -47,71 +47,71 @@
 
   // ---- finding
 
-  let waiting = 0, asked = 0;
+  let searchTimer = 0, requests = 0;
 
   function find() {
     const field = make("input", { type: "search", placeholder: "job, rank 9, worker 1,2, host", autocomplete: "off" });
     field.setAttribute("aria-label", "Find a job, rank, worker or host");
-    const list = make("ul", { id: "found" }), said = make("p", { className: "note" });
-    said.setAttribute("role", "status");
-    const dialog = open("finder", "Find", field, said, list);
-    const ask = async function () {
-      const mine = ++asked, job = new URLSearchParams(window.location.search).get("job");
-      const query = new URLSearchParams({ q: field.value, ...(job ? { job: job } : {}) });
+    const list = make("ul", { id: "found" }), status = make("p", { className: "note" });
+    status.setAttribute("role", "status");
+    const dialog = open("finder", "Find", field, status, list);
+    const search = async function () {
+      const request = ++requests, job = new URLSearchParams(window.location.search).get("job");
+      const query = new URLSearchParams({ q: field.value, ...(job ? { job } : {}) });
       const answer = await fetch(window.tracekit.at(`/search?${query}`));
-      if (mine !== asked || !dialog.open) return;
-      const found = answer.ok ? await answer.json() : [];
-      const none = answer.ok ? "Nothing has this name." : "The search does not answer.";
-      said.textContent = found.length || !field.value ? "" : none;
-      list.replaceChildren(...found.map(entry));
+      if (request !== requests || !dialog.open) return;
+      const matches = answer.ok ? await answer.json() : [];
+      const reason = answer.ok ? "Nothing has this name." : "The search does not answer.";
+      status.textContent = matches.length || !field.value ? "" : reason;
+      list.replaceChildren(...matches.map(entry));
     };
     field.addEventListener("input", function () {
-      clearTimeout(waiting);
-      waiting = setTimeout(ask, PAUSE_MS);
+      clearTimeout(searchTimer);
+      searchTimer = setTimeout(search, PAUSE_MS);
     });
-    dialog.addEventListener("keydown", (event) => move(event, field, list));
+    dialog.addEventListener("keydown", (event) => moveFocus(event, field, list));
     dialog.addEventListener("click", (event) => event.target.closest("a") && dialog.close());
-    ask();
+    search();
   }
 
   function entry({ text, kind, href }) {
-    const link = make("a", { href: href }, make("bdi", { textContent: text }), make("span", { textContent: kind }));
+    const link = make("a", { href }, make("bdi", { textContent: text }), make("span", { textContent: kind }));
     link.dataset.follow = "yes";
     return make("li", {}, link);
   }
 
-  function move(event, field, list) {
-    const links = [...list.querySelectorAll("a")], at = links.indexOf(document.activeElement);
-    if (event.key === "Enter" && at < 0 && links.length) {
+  function moveFocus(event, field, list) {
+    const links = [...list.querySelectorAll("a")], index = links.indexOf(document.activeElement);
+    if (event.key === "Enter" && index < 0 && links.length) {
       event.preventDefault();
       links[0].click();
     } else if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      const next = at + (event.key === "ArrowDown" ? 1 : -1);
+      const next = index + (event.key === "ArrowDown" ? 1 : -1);
       (links[Math.min(next, links.length - 1)] || field).focus();
     }
   }
 
   // ---- keys and buttons
 
-  let before = null;
+  let lastKey = null;
 
-  function row(by) {
-    const links = [...document.querySelectorAll("#jobs a.job, a.incident")], at = links.indexOf(document.activeElement);
-    if (links.length) links[Math.min(Math.max(at + by, 0), links.length - 1)].focus();
+  function focusRow(step) {
+    const links = [...document.querySelectorAll("#jobs a.job, a.incident")], index = links.indexOf(document.activeElement);
+    if (links.length) links[Math.min(Math.max(index + step, 0), links.length - 1)].focus();
   }
 
   document.addEventListener("keydown", function (event) {
-    const writes = event.target.closest("input, textarea, select, [contenteditable]");
-    if (writes || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    const all = () => document.querySelector(".brand").click();
-    const act = {
-      "/": find, "?": help, j: before === "g" ? all : () => row(1), k: () => row(-1), a: window.tracekit_incidents.open,
+    const typing = event.target.closest("input, textarea, select, [contenteditable]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const allJobs = () => document.querySelector(".brand").click();
+    const action = {
+      "/": find, "?": help, j: lastKey === "g" ? allJobs : () => focusRow(1), k: () => focusRow(-1), a: window.tracekit_incidents.open,
     }[event.key];
-    before = event.key;
-    if (!act) return;
+    lastKey = event.key;
+    if (!action) return;
     event.preventDefault();
-    act();
+    action();
   });
   document.addEventListener("click", function (event) {
     const button = event.target.closest("button");

@@ -8,9 +8,9 @@
   const LEAST_PX = 120, READABLE_PX = 360, HEAD_PX = 100, PHONE_PX = 700;
   const LONG_PX = 300, SENTENCE_PX = 480, HEAD_LETTERS = 12;
 
-  // The widths of the columns if no cell wrapped; none if some cell spans several in every row.
-  function natural(table) {
-    const row = [...table.tBodies[0].rows].find((one) => one.cells.length === table.tHead.rows[0].cells.length);
+  // The widths of the columns if no cell wrapped; none if every row has a cell that spans columns.
+  function naturalWidths(table) {
+    const row = [...table.tBodies[0].rows].find((other) => other.cells.length === table.tHead.rows[0].cells.length);
     if (!row) return [];
     table.classList.add("measured");
     const widths = [...row.cells].map((cell) => cell.getBoundingClientRect().width);
@@ -22,9 +22,9 @@
     const table = frame.querySelector("table");
     if (!table || !table.tHead || !table.tBodies.length || !frame.clientWidth) return;
     delete frame.dataset.stacked;
-    const widths = natural(table), heads = [...table.tHead.rows[0].cells];
-    heads.forEach((head, at) => {
-      const least = Math.min(widths[at] || 0, widths[at] > SENTENCE_PX ? READABLE_PX : LEAST_PX);
+    const widths = naturalWidths(table), heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      const least = Math.min(widths[column] || 0, widths[column] > SENTENCE_PX ? READABLE_PX : LEAST_PX);
       head.style.minWidth = `${Math.max(least, head.textContent.length > HEAD_LETTERS ? HEAD_PX : 0)}px`;
     });
     if (window.innerWidth >= PHONE_PX && frame.scrollWidth <= frame.clientWidth) return;
@@ -36,14 +36,13 @@
     }
     frame.dataset.stacked = "";
     for (const row of table.tBodies[0].rows) {
-      for (const [at, cell] of [...row.cells].entries()) {
-        cell.toggleAttribute("data-long", widths[at] > LONG_PX);
+      for (const [column, cell] of [...row.cells].entries()) {
+        cell.toggleAttribute("data-long", widths[column] > LONG_PX);
         cell.toggleAttribute("data-empty", cell.textContent.trim() === "-");
       }
     }
   }
 
-  const fitAll = (within) => within.querySelectorAll(".stacked").forEach(fit);
   new MutationObserver((changes) => {
     const frames = new Set();
     for (const { target, addedNodes } of changes) {
@@ -57,6 +56,6 @@
   }).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["open"] });
   window.addEventListener("resize", () => {
     document.querySelectorAll(".row[data-single]").forEach((row) => delete row.dataset.single);
-    fitAll(document);
+    document.querySelectorAll(".stacked").forEach(fit);
   });
 })();

@@ -1,5 +1,5 @@
-// The theme before anything is drawn: runs in the head of the document, so that no page flashes in the wrong one. Until a
-// person chooses, it is that of the system; the server is told by a cookie, since it colours the figures.
+// Sets the theme in the head of the document, so that no page flashes in the wrong one: that of the system until a person
+// chooses. A cookie tells the server, which colours the figures.
 (function () {
   "use strict";
 
@@ -7,9 +7,9 @@
   const chosen = () => /(?:^|; )theme=(light|dark)(?:;|$)/.exec(document.cookie);
 
   function follow() {
-    const own = system.matches ? "dark" : "light";
-    document.cookie = `system_theme=${own}; path=${document.documentElement.dataset.prefix}; samesite=lax`;
-    document.documentElement.className = (chosen() || [null, own])[1];
+    const systemTheme = system.matches ? "dark" : "light";
+    document.cookie = `system_theme=${systemTheme}; path=${document.documentElement.dataset.prefix}; samesite=lax`;
+    document.documentElement.className = (chosen() || [null, systemTheme])[1];
   }
 
   follow();

@@ -1,6 +1,6 @@
-// The timeline in the browser: asks the server for the ops of a step, lets a person move about in them, and keeps the
-// address equal to what is shown. timeline_draw.js paints, timeline_panel.js says it in words, timeline_input.js hears
-// pointer and keys, timeline_spans.js knows rows and spans, timeline_marks.js the range and the critical path.
+// The timeline: fetches the ops of a step, moves and zooms the view, and keeps the address equal to it. timeline_draw.js
+// draws, timeline_panel.js writes the texts around the canvas, timeline_input.js handles pointer and keys,
+// timeline_spans.js looks up rows and spans, timeline_marks.js has the range and the critical path.
 (function () {
   "use strict";
 
@@ -17,15 +17,15 @@
       this.state = config.state;
       this.scroll = element("timeline-scroll");
       this.canvas = element("timeline-canvas");
-      this.small = element("timeline-overview");
+      this.overview = element("timeline-overview");
       this.tip = window.tracekit.make("div", { id: "timeline-tip", hidden: true });
       element("timeline-host").append(this.tip);
       this.scene = null;
       this.spans = null;
       this.marks = []; // spans of the op in the side panel
-      this.handed = []; // arrows from and to it
+      this.edges = []; // its dependencies
       this.pinned = null;
-      this.gone = new AbortController();
+      this.closing = new AbortController();
       window.tracekitTimelineInput.listen(this);
       this.resized = new ResizeObserver(() => this.scene && this.scroll.isConnected && this.resize());
       this.resized.observe(element("timeline-host"));
@@ -33,7 +33,7 @@
     }
 
     close() {
-      this.gone.abort();
+      this.closing.abort();
       this.resized.disconnect();
       clearTimeout(this.settling);
       clearTimeout(this.dwelling);
@@ -42,18 +42,18 @@
     // ---- asking the server
 
     query(more) {
-      const values = { job: this.config.job, ...this.state, ...more }, asked = window.tracekit.query({});
+      const values = { job: this.config.job, ...this.state, ...more }, parameters = window.tracekit.query({});
       for (const [name, value] of Object.entries(values)) {
-        if (value !== null && value !== undefined && value !== "") asked.set(name, value);
+        if (value !== null && value !== undefined && value !== "") parameters.set(name, value);
       }
-      return asked.toString();
+      return parameters.toString();
     }
 
     ask(path, more) {
-      return window.tracekit.answer(window.tracekit.at(`/timeline/${path}?${this.query(more)}`), { signal: this.gone.signal });
+      return window.tracekit.answer(window.tracekit.at(`/timeline/${path}?${this.query(more)}`), { signal: this.closing.signal });
     }
 
-    // Runs `work`; what goes wrong is said in place of the timeline, or over it.
+    // Runs `work` and shows its error in place of the timeline, or over it.
     async guarded(work) {
       try {
         await work();
@@ -72,20 +72,20 @@
 
     // `keep`: stay at the same height of the rows.
     load(keep) {
-      const asked = (this.asked = (this.asked || 0) + 1);
+      const request = (this.loads = (this.loads || 0) + 1);
       this.say("Loading the step ...");
       return this.guarded(async () => {
         const { problem } = await (await this.ask("check", { op: "" })).json();
         if (problem) throw new Error(problem);
         const layout = data().unpack(await (await this.ask("layout", { op: "" })).arrayBuffer());
-        if (asked !== this.asked) return;
-        this.spans = this.coming = this.path = null;
+        if (request !== this.loads) return;
+        this.spans = this.requested = this.path = null;
         this.marks = [];
         this.scene = {
           ...layout, rows: layout.dp_rank.length, colours: this.config.colours, bounds: this.config.bounds,
           replays: [...new Set(layout.lines.map((line) => line[0]))],
         };
-        this.scene.finds = data().finder(this.scene, this.state.find || "");
+        this.scene.matches = data().finder(this.scene, this.state.find || "");
         this.longest = Math.max(...this.scene.replays.map((replay) => layout.ends[replay])) * 1.01;
         this.earliest = layout.begins;
         const { from, to } = this.state;
@@ -105,36 +105,36 @@
       return paint().inView(this.scene, this.scroll.scrollTop, this.height);
     }
 
-    // What is loaded reaches beyond the window on all sides, so that moving has something to show at once.
+    // Loads beyond the window on all sides, so that moving shows something at once.
     async fetchSpans() {
       if (!this.scene || !this.scene.workers || (this.scene.whole && this.spans)) return;
-      const [first, last] = this.visible(), room = last - first, wide = this.to - this.from;
+      const [first, last] = this.visible(), rowCount = last - first, duration = this.to - this.from;
       const reach = this.scene.whole ? {} : {
-        first: Math.max(this.scene.pinned, first - room), last: Math.min(this.scene.rows, last + room),
-        from: (this.from - wide / 2) * 1e3, to: (this.to + wide / 2) * 1e3, columns: Math.ceil(this.width * 2),
+        first: Math.max(this.scene.pinned, first - rowCount), last: Math.min(this.scene.rows, last + rowCount),
+        from: (this.from - duration / 2) * 1e3, to: (this.to + duration / 2) * 1e3, columns: Math.ceil(this.width * 2),
       };
-      const asked = (this.coming = {
+      const request = (this.requested = {
         first_row: reach.first, rows: reach.last - reach.first, window: [reach.from / 1e3, reach.to / 1e3, reach.columns],
       });
       try {
         const spans = data().unpack(await (await this.ask("spans", { op: "", at: "", ...reach })).arrayBuffer());
-        if (asked !== this.coming) return;
+        if (request !== this.requested) return;
         this.spans = spans;
       } finally {
-        if (asked === this.coming) this.coming = null;
+        if (request === this.requested) this.requested = null;
       }
       if (this.pinned) this.marks = data().named(this.scene, this.spans, this.pinned);
       this.frame();
     }
 
-    // True where what is loaded, or on its way, does not cover the view as finely as it could be drawn.
+    // Whether the spans loaded or requested do not cover the view, or not as finely as it could be drawn.
     stale() {
-      const best = this.coming || this.spans;
-      if (this.scene.whole || !best) return !best;
-      const [first, last] = this.visible(), { first_row: from, rows, window: loaded } = best;
-      const fine = (loaded[1] - loaded[0]) / loaded[2] <= ((this.to - this.from) / this.width) * 1.02;
+      const spans = this.requested || this.spans;
+      if (this.scene.whole || !spans) return !spans;
+      const [first, last] = this.visible(), { first_row: from, rows, window: loaded } = spans;
+      const fineEnough = (loaded[1] - loaded[0]) / loaded[2] <= ((this.to - this.from) / this.width) * 1.02;
       const inside = this.from >= loaded[0] && this.to <= loaded[1];
-      return !(first >= from && last <= from + rows && inside && fine);
+      return !(first >= from && last <= from + rows && inside && fineEnough);
     }
 
     // ---- drawing
@@ -142,18 +142,18 @@
     resize() {
       const ratio = window.devicePixelRatio || 1;
       element("timeline-host").dataset.ready = "true";
-      paint().fit(this.scroll.clientWidth);
-      const { scene } = this, over = document.fullscreenElement ? this.scroll.getBoundingClientRect().top + 24 : window.innerHeight * 0.2;
-      const most = Math.max(360, window.innerHeight - over), around = paint().AXIS + paint().foot(scene);
-      scene.block = paint().fitted(scene.lines, scene.rows, most - around, scene.names);
-      paint().place(scene);
-      const total = scene.tops[scene.rows] + around;
-      this.height = Math.max(160, Math.min(total, most));
+      paint().fitLabels(this.scroll.clientWidth);
+      const { scene } = this, above = document.fullscreenElement ? this.scroll.getBoundingClientRect().top + 24 : window.innerHeight * 0.2;
+      const available = Math.max(360, window.innerHeight - above), fixedHeight = paint().AXIS + paint().footHeight(scene);
+      scene.block = paint().fittedBlock(scene.lines, scene.rows, available - fixedHeight, scene.names);
+      paint().placeRows(scene);
+      const total = scene.tops[scene.rows] + fixedHeight;
+      this.height = Math.max(160, Math.min(total, available));
       this.scroll.style.height = `${this.height}px`;
       element("timeline-sizer").style.height = `${Math.max(0, total - this.height)}px`;
       this.width = Math.max(100, this.scroll.clientWidth - paint().LABELS);
-      this.tall = Math.min(64, Math.max(36, this.scene.workers * 4));
-      for (const [canvas, height] of [[this.canvas, this.height], [this.small, this.tall]]) {
+      this.overviewHeight = Math.min(64, Math.max(36, this.scene.workers * 4));
+      for (const [canvas, height] of [[this.canvas, this.height], [this.overview, this.overviewHeight]]) {
         canvas.width = Math.round((this.width + paint().LABELS) * ratio);
         canvas.height = Math.round(height * ratio);
         canvas.style.width = `${this.width + paint().LABELS}px`;
@@ -173,10 +173,10 @@
         const view = {
           from: this.from, to: this.to, width: this.width, height: this.height, top: this.scroll.scrollTop, range: range().of(this.state),
         };
-        paint().draw(this.canvas.getContext("2d"), this.scene, view, this.spans, this.marks, this.handed);
-        const room = { labels: paint().LABELS, top: paint().scrolls(this.scene), foot: paint().foot(this.scene) };
+        paint().draw(this.canvas.getContext("2d"), this.scene, view, this.spans, this.marks, this.edges);
+        const room = { labels: paint().LABELS, top: paint().scrollingTop(this.scene), foot: paint().footHeight(this.scene) };
         if (this.path) path().draw(this.canvas.getContext("2d"), this.scene, view, this.path, room);
-        paint().overview(this.small.getContext("2d"), this.scene, this.width + paint().LABELS, this.tall, view);
+        paint().overview(this.overview.getContext("2d"), this.scene, this.width + paint().LABELS, this.overviewHeight, view);
         this.frame_ms = performance.now() - began;
         if (this.spans) element("timeline-host").dataset.painted = String(this.spans.start.length);
       });
@@ -185,24 +185,24 @@
     // ---- moving
 
     show(from, to) {
-      const wide = Math.min(Math.max(to - from, SHORTEST), (this.longest - this.earliest) * 1.5);
+      const duration = Math.min(Math.max(to - from, SHORTEST), (this.longest - this.earliest) * 1.5);
       const middle = Math.min(Math.max((from + to) / 2, this.earliest), this.longest);
-      this.from = middle - wide / 2;
-      this.to = middle + wide / 2;
+      this.from = middle - duration / 2;
+      this.to = middle + duration / 2;
       this.moved();
     }
 
-    // Something to show at once, finer spans while still moving (one request at a time), the rest once it stops.
+    // Draws at once, requests finer spans while still moving (one request at a time), and the rest once it stops.
     moved() {
       this.frame();
-      if (this.scene && !this.coming && this.stale()) this.guarded(() => this.fetchSpans());
+      if (this.scene && !this.requested && this.stale()) this.guarded(() => this.fetchSpans());
       this.settleSoon();
     }
 
     zoom(factor, x) {
       const share = x === undefined ? 0.5 : Math.min(Math.max((x - paint().LABELS) / this.width, 0), 1);
-      const wide = Math.max((this.to - this.from) * factor, SHORTEST), at = this.from + share * (this.to - this.from);
-      this.show(at - share * wide, at + (1 - share) * wide);
+      const duration = Math.max((this.to - this.from) * factor, SHORTEST), centre = this.from + share * (this.to - this.from);
+      this.show(centre - share * duration, centre + (1 - share) * duration);
     }
 
     home() {
@@ -222,7 +222,7 @@
       if (row >= 0) this.scroll.scrollTop = this.scene.tops[row] - this.scene.tops[this.scene.pinned];
     }
 
-    // The slowest worker, where it is not in sight anyway: it is what people come for.
+    // The row above the slowest worker, to scroll to if that is out of sight: it is what people come for.
     slowestHidden() {
       const { slowdown, dp_rank, pp_rank, pinned } = this.scene;
       const worst = slowdown.indexOf(slowdown.reduce((a, b) => Math.max(a, b), 0));
@@ -236,7 +236,7 @@
       this.settling = setTimeout(() => this.settle(), 160);
     }
 
-    // The view rests: the address follows, finer spans are fetched, the table lists what is shown.
+    // Once the view rests: updates the address, finer spans and the table.
     settle() {
       if (!this.scene || !this.scene.workers || !this.canvas.isConnected) return;
       const whole = this.from === this.earliest && this.to === this.longest;
@@ -268,7 +268,7 @@
         return;
       }
       if (changed.every(([name]) => name === "find")) {
-        this.scene.finds = data().finder(this.scene, this.state.find || "");
+        this.scene.matches = data().finder(this.scene, this.state.find || "");
         window.tracekit.remember({ find: this.state.find });
         this.unpin();
         this.settle();
@@ -289,10 +289,10 @@
     // ---- one op
 
     // The op under a point of the canvas: the nearest within 3 pixels.
-    under(x, y) {
-      const place = this.scene && this.spans && x >= paint().LABELS ? rows().at(this, y) : null;
+    spanAt(x, y) {
+      const place = this.scene && this.spans && x >= paint().LABELS ? rows().rowAtY(this, y) : null;
       if (!place) return null;
-      return data().under(this.scene, this.spans, this.time(x), (3 / this.width) * (this.to - this.from), place.row, place.inside);
+      return data().spanAt(this.scene, this.spans, this.time(x), (3 / this.width) * (this.to - this.from), place.row, place.inside);
     }
 
     time(x) {
@@ -305,10 +305,10 @@
       this.marks = this.spans ? data().named(this.scene, this.spans, name) : [];
       this.frame();
       window.tracekit.remember({ op: name });
-      await this.tell(name, true);
+      await this.showDetails(name, true);
     }
 
-    // The op of the address, which the step need not have.
+    // Pins the op of the address, which this step may not have.
     async reopen(name) {
       if (!this.scene.whole || data().named(this.scene, this.spans, name).length) await this.pin(name);
       else this.say(`The op ${name} of the address is not in this view.`);
@@ -317,48 +317,48 @@
     unpin() {
       this.pinned = null;
       this.state.op = null;
-      this.marks = this.handed = [];
+      this.marks = this.edges = [];
       this.frame();
       panel().clear();
       window.tracekit.remember({ op: null });
     }
 
-    // The op, then the range.
-    letGo() {
+    // Unpins the op, else clears the range.
+    deselect() {
       if (this.pinned || !this.state.range) this.unpin();
       else range().select(this, 0, 0, true);
-      this.settleSoon(); // the sums, where an op stood in their place
+      this.settleSoon(); // shows the sums again that the op replaced
     }
 
-    async tell(name, kept) {
-      const told = (this.told = (this.told || 0) + 1);
-      const found = await (await this.ask("op", { op: name, at: "", from: "", to: "" })).json();
+    async showDetails(name, kept) {
+      const request = (this.detailRequests = (this.detailRequests || 0) + 1);
+      const details = await (await this.ask("op", { op: name, at: "", from: "", to: "" })).json();
       const aside = element("timeline-details");
-      if (told !== this.told || !aside) return;
-      if (kept) this.handed = found.arrows;
+      if (request !== this.detailRequests || !aside) return;
+      if (kept) this.edges = details.arrows;
       this.frame();
-      panel().details(aside, found);
+      panel().details(aside, details);
       delete aside.dataset.sums;
       aside.dataset.op = name;
       aside.dataset.kept = String(kept);
     }
 
-    // The op after or before the pinned one on its track; the first in the window where none is.
+    // Pins the op after or before the pinned one on its track, else the first in the window.
     async next(by) {
-      let row = this.visible()[0], line = 0, at = -1;
-      if (this.marks.length) ({ row, line, at } = this.marks[0]);
-      const [begin, end] = data().range(this.scene, this.spans, row, line), { finds } = this.scene;
-      if (at < 0) {
-        for (at = begin; at < end && this.spans.start[at] < this.from; ) at += 1;
+      let row = this.visible()[0], line = 0, index = -1;
+      if (this.marks.length) ({ row, line, index } = this.marks[0]);
+      const [begin, end] = data().range(this.scene, this.spans, row, line), { matches } = this.scene;
+      if (index < 0) {
+        for (index = begin; index < end && this.spans.start[index] < this.from; ) index += 1;
       } else {
-        at += by;
+        index += by;
       }
-      while (finds && at >= begin && at < end && !finds(this.spans, at)) at += by;
-      if (at < begin || at >= end) return;
-      const mark = data().mark(this.scene, this.spans, row, line, at);
+      while (matches && index >= begin && index < end && !matches(this.spans, index)) index += by;
+      if (index < begin || index >= end) return;
+      const mark = data().mark(this.scene, this.spans, row, line, index);
       if (mark.start < this.from || mark.start + mark.duration > this.to) {
-        const wide = Math.max(this.to - this.from, mark.duration * 1.2), middle = mark.start + mark.duration / 2;
-        this.show(middle - wide / 2, middle + wide / 2);
+        const duration = Math.max(this.to - this.from, mark.duration * 1.2), middle = mark.start + mark.duration / 2;
+        this.show(middle - duration / 2, middle + duration / 2);
       }
       await this.pin(mark.name);
     }
@@ -369,24 +369,22 @@
       const query = this.query({ op: "", at: "" });
       if (query === this.listed) return;
       this.listed = query;
-      const found = await (await this.ask("slowest", { op: "", at: "" })).json(), place = element("timeline-slowest");
+      const table = await (await this.ask("slowest", { op: "", at: "" })).json(), place = element("timeline-slowest");
       if (!place) return;
       element("timeline-csv").href = window.tracekit.at(`/timeline/slowest.csv?${query}`);
-      this.found = found.rows.map((row) => row.name);
-      place.replaceChildren(panel().table(found.heads, found.rows, (name) => this.guarded(() => this.goTo(name)), 4));
+      this.slowestOps = table.rows.map((row) => row.name);
+      place.replaceChildren(panel().table(table.heads, table.rows, (name) => this.guarded(() => this.goTo(name)), 4));
     }
 
-    // The ops that the table lists, one after the other.
+    // Goes to the next op of the table.
     nextFound() {
-      const { found = [] } = this, at = found.indexOf(this.pinned);
-      if (found.length) this.guarded(() => this.goTo(found[(at + 1) % found.length]));
+      const { slowestOps: names = [] } = this, index = names.indexOf(this.pinned);
+      if (names.length) this.guarded(() => this.goTo(names[(index + 1) % names.length]));
     }
 
-    // Goes to an op, which may be of a group that is closed.
+    // Goes to an op, and opens its group if that is closed.
     async goTo(name) {
-      if (data().position(this.scene, name) < 0) {
-        await rows().open(this, name);
-      }
+      if (data().position(this.scene, name) < 0) await rows().open(this, name);
       this.scrollTo(name);
       if (this.stale()) await this.fetchSpans();
       await this.pin(name);
@@ -394,7 +392,7 @@
       this.scroll.focus();
     }
 
-    // What the canvas shows, with a line that says of what.
+    // Saves the canvas as an image with a title.
     png() {
       if (!this.scene) return;
       const when = this.scene.started_at ? `, ${this.scene.started_at}` : "", what = this.scene.replays.join(" and ");
@@ -411,7 +409,7 @@
     change(values) {
       if (timeline) timeline.change(values);
     },
-    // For measuring: the one on the page.
+    // The timeline on the page, for tests and benchmarks.
     current: () => timeline,
   };
 })();

@@ -1,13 +1,12 @@
-// Draws a timeline: geometry and paint only, from data and a view to pixels of a 2D context. Nothing here listens,
-// fetches or keeps state.
+// Draws a timeline on a 2D context, from the scene and the view. Nothing here listens, fetches or keeps state.
 (function () {
   "use strict";
 
   const rowsOf = () => window.tracekitTimelineRows;
   const AXIS = 30, EDGE = 8;
   let LABELS = 216, STREAM_AT = 132;
-  const TALL = 20, GAP = 8, FLAG = 18;
-  // Rows get smaller until so many fit, down to these heights of a line; lines with names of their own stay readable.
+  const USUAL_HEIGHT = 20, GAP = 8, FLAG = 18;
+  // Rows shrink until FITTING of them fit, down to these heights of a line: names stay readable.
   const FITTING = 40, LEAST = 6, LEAST_NAMED = 10;
   const STREAM_NAMES = {
     compute: "compute", "forward-send": "fwd send", "forward-recv": "fwd recv", "backward-send": "bwd send",
@@ -17,34 +16,34 @@
     checkpoint: "ckpt", "host-delay": "host" };
   const FONT = '11px system-ui, "DejaVu Sans", sans-serif';
 
-  // Where the lines of a row are: [{replay, stream, y, height, first}], `first` where a stream begins. `tall`: the height
-  // of the line of a compute.
-  function rows(lines, tall) {
-    const small = tall < TALL, gap = small ? 3 : GAP;
+  // The lines of a row, [{replay, stream, y, height, first}], and the row's height. `first`: whether a stream begins;
+  // `lineHeight`: of a line of computes.
+  function blockOf(lines, lineHeight) {
+    const small = lineHeight < USUAL_HEIGHT, gap = small ? 3 : GAP;
     let y = gap / 2;
-    const placed = lines.map(([replay, stream, computes], at) => {
-      const first = at === 0 || lines[at - 1][1] !== stream;
-      if (first && at > 0 && !small) y += 2;
-      const height = Math.max(3, Math.round(tall * (computes ? 1 : 0.55) * (small && !first ? 0.6 : 1)));
-      const line = { replay: replay, stream: stream, y: y, height: height, first: first };
+    const blockLines = lines.map(([replay, stream, computes], index) => {
+      const first = index === 0 || lines[index - 1][1] !== stream;
+      if (first && index > 0 && !small) y += 2;
+      const height = Math.max(3, Math.round(lineHeight * (computes ? 1 : 0.55) * (small && !first ? 0.6 : 1)));
+      const line = { replay, stream, y, height, first };
       y += height + 1;
       return line;
     });
-    return { lines: placed, height: Math.max(small ? 13 : 26, Math.ceil(y + gap / 2)) };
+    return { lines: blockLines, height: Math.max(small ? 13 : 26, Math.ceil(y + gap / 2)) };
   }
 
-  // The largest rows of which FITTING, or all that there are, fit into a height.
-  function fitted(lines, count, room, named) {
-    let tall = TALL, block = rows(lines, tall);
-    while (tall > (named ? LEAST_NAMED : LEAST) && block.height * Math.min(FITTING, count) > room) block = rows(lines, (tall -= 1));
+  // The tallest block with which FITTING rows, or all of `count`, fit into `room` pixels.
+  function fittedBlock(lines, count, room, hasNames) {
+    let lineHeight = USUAL_HEIGHT, block = blockOf(lines, lineHeight);
+    while (lineHeight > (hasNames ? LEAST_NAMED : LEAST) && block.height * Math.min(FITTING, count) > room) block = blockOf(lines, (lineHeight -= 1));
     return block;
   }
 
-  // Gives each row its lines, down to the last that it uses, and where it begins below the first.
-  function place(scene) {
-    const { lines, height } = scene.block, all = lines.length;
-    const blocks = lines.map((line, at) => (at + 1 === all ? scene.block : { lines: lines.slice(0, at + 1), height: Math.min(height, Math.max(26, line.y + line.height + GAP)) }));
-    scene.blocks = Array.from({ length: scene.rows }, (_, row) => blocks[(scene.used ? scene.used[row] : all) - 1]);
+  // Adds `blocks`, the lines of each row down to the last used one, and `tops`, where each row begins.
+  function placeRows(scene) {
+    const { lines, height } = scene.block, count = lines.length;
+    const blocks = lines.map((line, index) => (index + 1 === count ? scene.block : { lines: lines.slice(0, index + 1), height: Math.min(height, Math.max(26, line.y + line.height + GAP)) }));
+    scene.blocks = Array.from({ length: scene.rows }, (_, row) => blocks[(scene.used ? scene.used[row] : count) - 1]);
     scene.tops = scene.blocks.reduce((tops, block) => (tops.push(tops[tops.length - 1] + block.height), tops), [0]);
   }
 
@@ -59,42 +58,42 @@
     return row;
   }
 
-  // Where a row is on the canvas: pinned rows stay on top.
+  // The y of a row on the canvas: pinned rows stay on top.
   const rowTop = (scene, view, row) => AXIS + scene.tops[row] - (row < scene.pinned ? 0 : view.top);
-  // Where the rows that scroll begin.
-  const scrolls = (scene) => AXIS + scene.tops[scene.pinned];
+  // The y at which the scrolling rows begin.
+  const scrollingTop = (scene) => AXIS + scene.tops[scene.pinned];
 
   // The first scrolling row in view, and the one after the last.
   function inView(scene, top, height) {
-    return [rowAt(scene, scene.tops[scene.pinned] + top), Math.min(scene.rows, rowAt(scene, top + height - AXIS - foot(scene)) + 1)];
+    return [rowAt(scene, scene.tops[scene.pinned] + top), Math.min(scene.rows, rowAt(scene, top + height - AXIS - footHeight(scene)) + 1)];
   }
 
-  // The height of the strip below the tracks that says where each replay ends: a row for each.
-  function foot(scene) {
+  // The height of the strip below the tracks, which has a row for the end of each replay.
+  function footHeight(scene) {
     return scene.replays.length * FLAG + 4;
   }
 
-  // A step between ticks of 1, 2 or 5 x 10^n seconds, and the unit that reads best at it.
+  // Ticks 1, 2 or 5 x 10^n seconds apart, in the unit that reads best: [{time, text}].
   function ticks(from, to, width) {
-    const rough = ((to - from) / width) * 90;
-    const power = Math.pow(10, Math.floor(Math.log10(rough)));
-    const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= rough);
+    const least = ((to - from) / width) * 90;
+    const power = Math.pow(10, Math.floor(Math.log10(least)));
+    const step = [1, 2, 5, 10].map((x) => x * power).find((x) => x >= least);
     const unit = step >= 0.5 ? ["s", 1] : step >= 0.5e-3 ? ["ms", 1e3] : ["us", 1e6];
     const digits = Math.max(0, Math.ceil(-Math.log10(step * unit[1]) - 1e-9));
-    const found = [];
-    for (let at = Math.ceil(from / step); at * step <= to; at += 1) {
-      found.push({ time: at * step, text: `${(at * step * unit[1]).toFixed(digits)} ${unit[0]}` });
+    const tickList = [];
+    for (let number = Math.ceil(from / step); number * step <= to; number += 1) {
+      tickList.push({ time: number * step, text: `${(number * step * unit[1]).toFixed(digits)} ${unit[0]}` });
     }
-    return found;
+    return tickList;
   }
 
   function classOf(ratio, bounds) {
-    let found = 0;
-    while (found < bounds.length && ratio > bounds[found]) found += 1;
-    return found;
+    let level = 0;
+    while (level < bounds.length && ratio > bounds[level]) level += 1;
+    return level;
   }
 
-  // Rectangles by colour, painted a colour at a time: changing the colour is what costs.
+  // Collects rectangles and paints them a colour at a time: changing the colour is slow.
   function Batch(colours) {
     const rects = colours.map(() => []);
     return {
@@ -108,56 +107,56 @@
     };
   }
 
-  // One track into the batch. Spans that fall into one pixel are one rectangle in the colour of the slowest.
-  function track(batch, words, view, spans, begin, end, line, y, { bounds, finds }) {
+  // Adds a track to the batch. Spans that fall into one pixel are one rectangle in the colour of the slowest.
+  function track(batch, labelled, view, spans, begin, end, line, y, { bounds, matches }) {
     const scale = view.width / (view.to - view.from), right = LABELS + view.width;
-    const wait = 0, first = 1;
+    const WAIT = 0, FIRST = 1; // positions in the colours of the batch
     let pixel = -1, worst = 0;
     const flush = () => {
-      if (pixel >= 0) batch.add(first + worst, pixel, y, worst ? 2 : 1, line.height);
+      if (pixel >= 0) batch.add(FIRST + worst, pixel, y, worst ? 2 : 1, line.height);
       pixel = -1;
     };
-    for (let at = begin; at < end; at += 1) {
-      const x = LABELS + (spans.start[at] - view.from) * scale;
+    for (let index = begin; index < end; index += 1) {
+      const x = LABELS + (spans.start[index] - view.from) * scale;
       if (x > right) break;
-      const shown = Math.max(spans.duration[at], spans.covers[at]) * scale;
-      if (x + shown < LABELS && x + 1 < LABELS) continue;
-      const level = classOf(spans.ratio[at], bounds);
-      if (finds && !finds(spans, at)) {
+      const width = Math.max(spans.duration[index], spans.covers[index]) * scale;
+      if (x + width < LABELS && x + 1 < LABELS) continue;
+      const level = classOf(spans.ratio[index], bounds);
+      if (matches && !matches(spans, index)) {
         flush();
         const left = Math.max(x, LABELS);
-        batch.add(wait, left, y, Math.max(Math.min(x + shown, right) - left, 1), line.height);
+        batch.add(WAIT, left, y, Math.max(Math.min(x + width, right) - left, 1), line.height);
         continue;
       }
-      if (shown < 1) {
+      if (width < 1) {
         const column = Math.max(LABELS, Math.floor(x));
         if (column !== pixel) { flush(); pixel = column; worst = level; } else if (level > worst) { worst = level; }
         continue;
       }
       flush();
-      const left = Math.max(x, LABELS), stop = Math.min(x + shown, right);
-      const waited = Math.min(Math.max(x + spans.wait[at] * scale, left), stop);
-      if (waited > left) batch.add(wait, left, y, waited - left, line.height);
-      // A hair between neighbours tells them apart; the own part of a waiting op is at least a pixel.
-      const own = Math.max(stop - waited - (stop - waited > 4 ? 0.75 : 0), 1);
-      batch.add(first + level, Math.min(waited, right - 1), y, own, line.height);
-      if (stop - waited > 22 && line.height >= 12) words.push(at, waited, stop, y + line.height / 2 + 0.5, level);
+      const left = Math.max(x, LABELS), stop = Math.min(x + width, right);
+      const ownStart = Math.min(Math.max(x + spans.wait[index] * scale, left), stop);
+      if (ownStart > left) batch.add(WAIT, left, y, ownStart - left, line.height);
+      // A gap separates neighbours; the part of an op after its wait is at least a pixel wide.
+      const ownWidth = Math.max(stop - ownStart - (stop - ownStart > 4 ? 0.75 : 0), 1);
+      batch.add(FIRST + level, Math.min(ownStart, right - 1), y, ownWidth, line.height);
+      if (stop - ownStart > 22 && line.height >= 12) labelled.push(index, ownStart, stop, y + line.height / 2 + 0.5, level);
     }
     flush();
   }
 
-  // A track of several workers: in every pixel the slowest of their ops, waiting, or nothing.
-  function pooled(batch, view, spans, begin, end, line, y, { bounds, finds }) {
+  // Adds a track of several workers: each pixel shows the slowest of their ops, waiting, or nothing.
+  function pooled(batch, view, spans, begin, end, line, y, { bounds, matches }) {
     const scale = view.width / (view.to - view.from), levels = new Uint8Array(Math.ceil(view.width) + 1);
-    for (let at = begin; at < end; at += 1) {
-      const x = (spans.start[at] - view.from) * scale, stop = x + spans.duration[at] * scale;
+    for (let index = begin; index < end; index += 1) {
+      const x = (spans.start[index] - view.from) * scale, stop = x + spans.duration[index] * scale;
       if (x > view.width) break;
-      if (stop < 0 || (finds && !finds(spans, at))) continue;
-      const level = 2 + classOf(spans.ratio[at], bounds), own = x + spans.wait[at] * scale;
-      const last = Math.min(Math.max(stop, own + 1), view.width);
+      if (stop < 0 || (matches && !matches(spans, index))) continue;
+      const level = 2 + classOf(spans.ratio[index], bounds), ownStart = x + spans.wait[index] * scale;
+      const last = Math.min(Math.max(stop, ownStart + 1), view.width);
       for (let pixel = Math.max(0, Math.floor(x)); pixel < last; pixel += 1) {
-        const now = pixel < Math.floor(own) ? 1 : level;
-        if (levels[pixel] < now) levels[pixel] = now;
+        const value = pixel < Math.floor(ownStart) ? 1 : level;
+        if (levels[pixel] < value) levels[pixel] = value;
       }
     }
     for (let pixel = 0; pixel < levels.length; ) {
@@ -168,31 +167,31 @@
     }
   }
 
-  function say(context, spans, words, scene) {
+  function labelSpans(context, spans, labelled, scene) {
     const { kinds, names, colours } = scene;
     context.font = FONT;
     context.textBaseline = "middle";
-    for (let i = 0; i < words.length; i += 5) {
-      const at = words[i], room = words[i + 2] - words[i + 1] - 6;
-      const letter = LETTERS[kinds[spans.kind[at]]] || kinds[spans.kind[at]];
-      const whole = names ? names[spans.name[at]] : letter + (spans.microbatch[at] >= 0 ? ` ${spans.microbatch[at]}` : "");
-      const text = names ? whole.replace(/^void (at::native::)?/, "").slice(0, Math.floor(room / 6.6)) : whole;
+    for (let i = 0; i < labelled.length; i += 5) {
+      const index = labelled[i], room = labelled[i + 2] - labelled[i + 1] - 6;
+      const letter = LETTERS[kinds[spans.kind[index]]] || kinds[spans.kind[index]];
+      const label = names ? names[spans.name[index]] : letter + (spans.microbatch[index] >= 0 ? ` ${spans.microbatch[index]}` : "");
+      const text = names ? label.replace(/^void (at::native::)?/, "").slice(0, Math.floor(room / 6.6)) : label;
       if (text.length * 6.2 > room) continue;
-      context.fillStyle = colours.on_classes[words[i + 4]];
-      context.fillText(text, words[i + 1] + 4, words[i + 3]);
+      context.fillStyle = colours.on_classes[labelled[i + 4]];
+      context.fillText(text, labelled[i + 1] + 4, labelled[i + 3]);
     }
   }
 
   // Names have room for ten characters at least.
-  function fit(width) {
+  function fitLabels(width) {
     [LABELS, STREAM_AT] = width < 480 ? [130, 78] : width < 1000 ? [140, 80] : [216, 132];
   }
 
-  // Text that is too long ends in dots: squeezed, nobody could read it.
-  function cut(context, text, most) {
-    let shown = text;
-    while (shown.length > 2 && context.measureText(shown).width > most) shown = `${shown.slice(0, -2)}\u2026`;
-    return shown;
+  // Text that is too wide ends in an ellipsis: `fillText` would squeeze it.
+  function cut(context, text, width) {
+    let start = text;
+    while (start.length > 2 && context.measureText(start).width > width) start = `${start.slice(0, -2)}\u2026`;
+    return start;
   }
 
   function labels(context, scene, row, y) {
@@ -202,24 +201,24 @@
     context.textBaseline = "alphabetic";
     context.font = `600 12px ${FONT.slice(5)}`;
     context.fillStyle = colours.text;
-    const place = `dp ${dp} stage ${pp}`, known = scene.rank[row] >= 0;
-    const own = scene.roles?.[dp] ?? (known ? `rank ${scene.rank[row]}` : place);
-    const name = group ? `${rowsOf().isOpen(scene, row) ? "\u25be" : "\u25b8"} ${group}` : row < scene.pinned ? `\u2022 ${own}` : own;
+    const place = `dp ${dp} stage ${pp}`, ranked = scene.rank[row] >= 0;
+    const rowName = scene.roles?.[dp] ?? (ranked ? `rank ${scene.rank[row]}` : place);
+    const name = group ? `${rowsOf().isOpen(scene, row) ? "\u25be" : "\u25b8"} ${group}` : row < scene.pinned ? `\u2022 ${rowName}` : rowName;
     context.fillText(name, EDGE, base, (scene.names && !group ? STREAM_AT : LABELS) - 2 * EDGE);
     const after = EDGE + context.measureText(name).width + 10;
     context.font = FONT;
     context.fillStyle = colours.dimmed;
-    const of = scene.names ? [] : [known && place, `alone costs ${(100 * (1 - 1 / scene.slowdown[row])).toFixed(1)}%`];
-    const who = scene.names ? "rank" : "worker", members = scene.members[row];
-    const facts = group ? [`${members} ${who}${members === 1 ? "" : "s"}`] : [host, ...of].filter(Boolean);
-    const room = Math.max(0, Math.floor((block.height - 20) / 14));
-    const most = (scene.names || block.lines.length > 2 ? STREAM_AT : LABELS) - 2 * EDGE;
-    while (room === 1 && facts.length > 1 && context.measureText(facts.join(" ")).width > most) facts.pop();
-    const lines = room >= facts.length ? facts : room === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
-    const beside = group || facts.length === 1 ? facts : facts.slice(0, -1), free = STREAM_AT - 8 - after;
-    const wide = block.lines.length > 2 ? free : LABELS - after - 10;
-    if (room < 1 && wide > 40) context.fillText(beside.join(" "), after, base, wide);
-    lines.slice(0, room).forEach((text, at) => context.fillText(cut(context, text, most), EDGE, y + 30 + at * 14));
+    const ofWorker = scene.names ? [] : [ranked && place, `alone costs ${(100 * (1 - 1 / scene.slowdown[row])).toFixed(1)}%`];
+    const noun = scene.names ? "rank" : "worker", members = scene.members[row];
+    const facts = group ? [`${members} ${noun}${members === 1 ? "" : "s"}`] : [host, ...ofWorker].filter(Boolean);
+    const lineCount = Math.max(0, Math.floor((block.height - 20) / 14));
+    const width = (scene.names || block.lines.length > 2 ? STREAM_AT : LABELS) - 2 * EDGE;
+    while (lineCount === 1 && facts.length > 1 && context.measureText(facts.join(" ")).width > width) facts.pop();
+    const lines = lineCount >= facts.length ? facts : lineCount === 2 ? [facts.slice(0, -1).join(" "), facts.at(-1)] : [facts.join(" ")];
+    const sameLine = group || facts.length === 1 ? facts : facts.slice(0, -1);
+    const free = block.lines.length > 2 ? STREAM_AT - 8 - after : LABELS - after - 10;
+    if (lineCount < 1 && free > 40) context.fillText(sameLine.join(" "), after, base, free);
+    lines.slice(0, lineCount).forEach((text, index) => context.fillText(cut(context, text, width), EDGE, y + 30 + index * 14));
     block.lines.forEach((line) => {
       context.fillStyle = colours[line.replay];
       context.fillRect(LABELS - 6, y + line.y, 3, line.height);
@@ -251,19 +250,19 @@
     context.fillRect(LABELS - 1, 0, 1, height);
   }
 
-  // Where each replay of the view ends: a line in its colour through the tracks, named in the strip below them. The first
-  // to end is named on top, so that no line runs through a name.
+  // Draws a line at the end of each replay through the tracks, with its name in the strip below. The first to end is on
+  // top, so that no line crosses a name.
   function endings(context, scene, view, height) {
-    const top = height - foot(scene);
+    const top = height - footHeight(scene);
     context.fillStyle = scene.colours.paper;
     context.fillRect(0, top, LABELS + view.width, height - top);
     context.fillStyle = scene.colours.grid;
     context.fillRect(0, top, LABELS + view.width, 1);
-    const inOrder = [...scene.replays].sort((one, other) => scene.ends[one] - scene.ends[other]);
-    inOrder.forEach((replay, at) => {
+    const replays = [...scene.replays].sort((a, b) => scene.ends[a] - scene.ends[b]);
+    replays.forEach((replay, index) => {
       const x = LABELS + ((scene.ends[replay] - view.from) / (view.to - view.from)) * view.width;
       if (x < LABELS || x > LABELS + view.width) return;
-      const text = `${replay} ends`, y = top + 3 + at * FLAG;
+      const text = `${replay} ends`, y = top + 3 + index * FLAG;
       context.font = FONT;
       context.textBaseline = "middle";
       const room = context.measureText(text).width + 8;
@@ -281,27 +280,27 @@
     const scale = view.width / (view.to - view.from);
     const x = LABELS + (mark.start - view.from) * scale, stop = x + Math.max(mark.duration * scale, 2);
     const left = Math.max(x, LABELS), right = Math.min(stop, LABELS + view.width);
-    if (right < left || y < (mark.row < scene.pinned ? AXIS : scrolls(scene))) return;
+    if (right < left || y < (mark.row < scene.pinned ? AXIS : scrollingTop(scene))) return;
     context.lineWidth = 2;
     context.strokeStyle = scene.colours.outline;
     context.strokeRect(left - 1, y - 1, right - left + 2, line.height + 2);
   }
 
   function paintRows(context, scene, view, spans, first, last) {
-    const { colours } = scene, batch = Batch([colours.wait, ...colours.classes]), words = [];
+    const { colours } = scene, batch = Batch([colours.wait, ...colours.classes]), labelled = [];
     for (let row = first; row < last; row += 1) {
       const y = rowTop(scene, view, row), block = scene.blocks[row];
       context.fillStyle = colours.grid;
       context.fillRect(0, y + block.height - 1, LABELS + view.width, 1);
       labels(context, scene, row, y);
-      block.lines.forEach((line, at) => {
-        const [begin, end] = spans ? window.tracekitTimelineSpans.range(scene, spans, row, at) : [0, 0];
+      block.lines.forEach((line, index) => {
+        const [begin, end] = spans ? window.tracekitTimelineSpans.range(scene, spans, row, index) : [0, 0];
         if (rowsOf().isGroup(scene, row)) pooled(batch, view, spans, begin, end, line, y + line.y, scene);
-        else track(batch, words, view, spans, begin, end, line, y + line.y, scene);
+        else track(batch, labelled, view, spans, begin, end, line, y + line.y, scene);
       });
     }
     batch.paint(context);
-    if (spans) say(context, spans, words, scene);
+    if (spans) labelSpans(context, spans, labelled, scene);
   }
 
   // The selected range, over everything that is between its ends.
@@ -314,12 +313,12 @@
     if (right <= left) return;
     context.fillStyle = scene.colours.outline;
     context.globalAlpha = 0.16;
-    context.fillRect(left, 0, right - left, height - foot(scene));
+    context.fillRect(left, 0, right - left, height - footHeight(scene));
     context.globalAlpha = 1;
-    for (const x of [left, right]) context.fillRect(Math.min(x, LABELS + view.width - 1), 0, 1.5, height - foot(scene));
+    for (const x of [left, right]) context.fillRect(Math.min(x, LABELS + view.width - 1), 0, 1.5, height - footHeight(scene));
   }
 
-  // From an op to those that it hands something over to: [[row, line, seconds], [row, line, seconds]].
+  // An arrow of a dependency. `ends`: [[row, line, seconds], [row, line, seconds]].
   function arrow(context, scene, view, ends) {
     const scale = view.width / (view.to - view.from), [from, to] = ends.map(([row, line, time]) => {
       const { y, height } = scene.block.lines[line];
@@ -336,35 +335,35 @@
     context.stroke();
   }
 
-  function arrows(context, scene, view, every) {
+  function arrows(context, scene, view, edges) {
     context.save();
     context.beginPath();
-    context.rect(LABELS, AXIS, view.width, view.height - AXIS - foot(scene));
+    context.rect(LABELS, AXIS, view.width, view.height - AXIS - footHeight(scene));
     context.clip();
     for (const [width, colour] of [[4, scene.colours.paper], [1.75, scene.colours.text]]) {
       context.lineWidth = width;
       context.strokeStyle = colour;
-      every.forEach((ends) => arrow(context, scene, view, ends));
+      edges.forEach((ends) => arrow(context, scene, view, ends));
     }
     context.restore();
   }
 
-  // The whole picture. `view`: {from, to, width, height, top, range}; `spans`: what is loaded, or null; `marks`: ops
-  // outlined; `handed`: arrows.
-  function draw(context, scene, view, spans, marks, handed) {
+  // Draws everything. `view`: {from, to, width, height, top, range}; `spans`: those loaded, or null; `marks`: spans to
+  // outline; `edges`: dependencies of the selected op.
+  function draw(context, scene, view, spans, marks, edges) {
     const { colours } = scene, height = view.height;
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, LABELS + view.width, height);
     paintRows(context, scene, view, spans, ...inView(scene, view.top, height));
     if (scene.pinned) {
       context.fillStyle = colours.paper;
-      context.fillRect(0, AXIS, LABELS + view.width, scrolls(scene) - AXIS);
+      context.fillRect(0, AXIS, LABELS + view.width, scrollingTop(scene) - AXIS);
       paintRows(context, scene, view, spans, 0, scene.pinned);
       context.fillStyle = colours.dimmed;
-      context.fillRect(0, scrolls(scene) - 2, LABELS + view.width, 2);
+      context.fillRect(0, scrollingTop(scene) - 2, LABELS + view.width, 2);
     }
     marks.forEach((mark) => outline(context, scene, view, mark));
-    arrows(context, scene, view, handed);
+    arrows(context, scene, view, edges);
     endings(context, scene, view, height);
     axis(context, scene, view, height);
     selection(context, scene, view, height);
@@ -375,7 +374,7 @@
     const { colours, bounds } = scene, [rows, columns] = scene.overview, picture = scene.picture;
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, width, height);
-    const batch = Batch([colours.wait, ...colours.classes]), wide = (width - LABELS) / columns, tall = height / rows;
+    const batch = Batch([colours.wait, ...colours.classes]), cellWidth = (width - LABELS) / columns, cellHeight = height / rows;
     for (let row = 0; row < rows; row += 1) {
       for (let column = 0; column < columns; ) {
         const value = picture[row * columns + column];
@@ -386,27 +385,27 @@
           if ((next ? 1 + classOf(next / 50 - 1e-6, bounds) : 0) !== level) break;
           stop += 1;
         }
-        if (level) batch.add(level, LABELS + column * wide, row * tall, Math.max((stop - column) * wide, level > 1 ? 2 : 1), Math.max(tall - (tall > 3 ? 0.5 : 0), 1));
+        if (level) batch.add(level, LABELS + column * cellWidth, row * cellHeight, Math.max((stop - column) * cellWidth, level > 1 ? 2 : 1), Math.max(cellHeight - (cellHeight > 3 ? 0.5 : 0), 1));
         column = stop;
       }
     }
     batch.paint(context);
     const { begins } = scene, scale = (width - LABELS) / (scene.ends[scene.overview[2]] - begins), total = scene.tops[scene.rows];
     const x = LABELS + Math.max(0, (view.from - begins) * scale), stop = Math.min(width, LABELS + (view.to - begins) * scale);
-    const y = (view.top / total) * height, shown = Math.min(1, (view.height - AXIS - foot(scene)) / total) * height;
+    const y = (view.top / total) * height, visibleHeight = Math.min(1, (view.height - AXIS - footHeight(scene)) / total) * height;
     context.strokeStyle = colours.outline;
     context.lineWidth = 1.5;
-    const high = Math.max(shown, 7);
-    context.strokeRect(x + 1, Math.min(y + 1, height - high - 1), Math.max(stop - x - 2, 3), high - 2);
+    const boxHeight = Math.max(visibleHeight, 7);
+    context.strokeRect(x + 1, Math.min(y + 1, height - boxHeight - 1), Math.max(stop - x - 2, 3), boxHeight - 2);
     context.font = FONT;
     context.fillStyle = colours.dimmed;
     context.textBaseline = "alphabetic";
-    const what = `${scene.names ? "rank" : "worker"}${scene.workers === 1 ? "" : "s"}`;
-    context.fillText(`${scene.workers.toLocaleString("en")} ${what}, ${scene.overview[2]}`, EDGE, 16, LABELS - 2 * EDGE);
+    const noun = `${scene.names ? "rank" : "worker"}${scene.workers === 1 ? "" : "s"}`;
+    context.fillText(`${scene.workers.toLocaleString("en")} ${noun}, ${scene.overview[2]}`, EDGE, 16, LABELS - 2 * EDGE);
     context.fillText(`${scene.spans.toLocaleString("en")} ops drawn`, EDGE, 32, LABELS - 2 * EDGE);
   }
 
   window.tracekitTimelineDraw = {
-    AXIS, get LABELS() { return LABELS; }, fit, fitted, place, rowAt, foot, rowTop, scrolls, inView, draw, overview,
+    AXIS, get LABELS() { return LABELS; }, fitLabels, fittedBlock, placeRows, rowAt, footHeight, rowTop, scrollingTop, inView, draw, overview,
   };
 })();

@@ -1,17 +1,16 @@
-// "Open in Perfetto": the file of a large step takes the server a while, so the page says that it is being written, until
-// the download starts, or why it does not.
+// "Open in Perfetto": shows progress until the download starts, because the server takes a while for a large step.
 (function () {
   "use strict";
 
   const SECOND = 1000;
 
-  // Says `text` and how long it takes, counting for the eye only; returns what ends that.
-  function progress(said, text) {
+  // Shows `text` and the seconds so far, which screen readers skip; returns a function that stops the clock.
+  function progress(status, text) {
     const began = Date.now(), clock = document.createElement("span");
     clock.setAttribute("aria-hidden", "true");
     const tick = () => (clock.textContent = ` ${Math.round((Date.now() - began) / SECOND)} s`);
     tick();
-    said.replaceChildren(`${text} ...`, clock);
+    status.replaceChildren(`${text} ...`, clock);
     const ticking = setInterval(tick, SECOND);
     return () => clearInterval(ticking);
   }
@@ -23,15 +22,15 @@
   }
 
   async function write(link) {
-    const said = document.getElementById("timeline-export-said");
-    const stop = progress(said, "Writing the file for Perfetto");
+    const status = document.getElementById("timeline-export-said");
+    const stop = progress(status, "Writing the file for Perfetto");
     link.setAttribute("aria-busy", "true");
     try {
       window.tracekit.save(...(await fetched(link.href)));
-      said.textContent = "";
+      status.textContent = "";
     } catch (error) {
       const why = error instanceof TypeError ? "The server does not answer; try again." : error.message;
-      said.textContent = `No file for Perfetto: ${why}`;
+      status.textContent = `No file for Perfetto: ${why}`;
     } finally {
       stop();
       link.removeAttribute("aria-busy");

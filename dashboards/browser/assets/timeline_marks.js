@@ -1,12 +1,12 @@
-// What is marked in a timeline: the critical path, the ops that the step consists of, joined by a line that jumps between
-// workers; and a range of time that is selected, with its sums by kind in the side panel.
+// The critical path of a timeline, drawn as a line that jumps between workers, and the selected range of time, with its
+// sums by kind in the side panel.
 (function () {
   "use strict";
 
   const data = () => window.tracekitTimelineSpans;
   const THICK = 3, HALO = 2.5;
 
-  // Asks for the path where the state wants one, and says of whom the step consists.
+  // Loads the path and its sentence if the state asks for them.
   async function load(timeline) {
     const words = document.getElementById("timeline-path-words"), wanted = timeline.state.critical === "yes";
     timeline.path = wanted ? data().unpack(await (await timeline.ask("path", { op: "", at: "" })).arrayBuffer()) : null;
@@ -14,17 +14,17 @@
     timeline.frame();
   }
 
-  // Corners of the line, in pixels of the tracks; what the filters hide has no place and is left out.
+  // Corners of the line, [x, y, x, y, ...] in pixels. Ops that the filters hide are left out.
   function corners(scene, view, path, labels) {
-    const scale = view.width / (view.to - view.from), found = [];
-    for (let at = 0; at < path.row.length; at += 1) {
-      if (path.row[at] < 0) continue;
-      const line = scene.block.lines[path.line[at]];
-      const y = window.tracekitTimelineDraw.rowTop(scene, view, path.row[at]) + line.y + line.height - THICK / 2;
-      const x = labels + (path.start[at] - view.from) * scale;
-      found.push(x, y, x + path.duration[at] * scale, y);
+    const scale = view.width / (view.to - view.from), points = [];
+    for (let index = 0; index < path.row.length; index += 1) {
+      if (path.row[index] < 0) continue;
+      const line = scene.block.lines[path.line[index]];
+      const y = window.tracekitTimelineDraw.rowTop(scene, view, path.row[index]) + line.y + line.height - THICK / 2;
+      const x = labels + (path.start[index] - view.from) * scale;
+      points.push(x, y, x + path.duration[index] * scale, y);
     }
-    return found;
+    return points;
   }
 
   function draw(context, scene, view, path, { labels, top, foot }) {
@@ -48,14 +48,14 @@
 
   // The range in seconds, [from, to]; null for none.
   function of(state) {
-    const found = /^(-?[\d.]+)-(-?[\d.]+)$/.exec(state.range || "");
-    return found ? [Number(found[1]) / 1e3, Number(found[2]) / 1e3] : null;
+    const match = /^(-?[\d.]+)-(-?[\d.]+)$/.exec(state.range || "");
+    return match ? [Number(match[1]) / 1e3, Number(match[2]) / 1e3] : null;
   }
 
-  // Selects what is between two times, in seconds; nothing where they are equal. `done`: the person let go.
+  // Selects the range between two times, in seconds; none if they are equal. `done`: the drag has ended.
   function select(timeline, from, to, done) {
-    const inside = (time) => Math.min(Math.max(time, timeline.earliest), timeline.longest);
-    const [first, last] = [from, to].map((time) => Math.round(inside(time) * 1e6) / 1e3).sort((one, other) => one - other);
+    const clamped = (time) => Math.min(Math.max(time, timeline.earliest), timeline.longest);
+    const [first, last] = [from, to].map((time) => Math.round(clamped(time) * 1e6) / 1e3).sort((a, b) => a - b);
     timeline.state.range = first < last ? `${first}-${last}` : null;
     timeline.frame();
     if (!done) return;
@@ -64,19 +64,18 @@
     timeline.guarded(() => sum(timeline));
   }
 
-  // The sums of the range, or of what the search finds in view, where the panel does not show them; not of a range
-  // that is still being drawn.
+  // Shows the sums of the range, or of the ops found in view, unless the panel has them or a range is being dragged.
   async function sum(timeline) {
-    if (timeline.held && timeline.held.selects) return;
+    if (timeline.gesture && timeline.gesture.selects) return;
     const { state } = timeline, aside = document.getElementById("timeline-details");
-    const asked = timeline.query({ op: "", at: "", ...(state.range ? { from: "", to: "" } : {}) });
-    if ((!state.range && !state.find) || asked === aside.dataset.sums) return;
-    const told = (timeline.told = (timeline.told || 0) + 1);
-    const found = await (await timeline.ask("sums", { op: "", at: "" })).json();
-    if (told !== timeline.told || !aside.isConnected) return;
-    window.tracekitTimelinePanel.sums(aside, found);
+    const query = timeline.query({ op: "", at: "", ...(state.range ? { from: "", to: "" } : {}) });
+    if ((!state.range && !state.find) || query === aside.dataset.sums) return;
+    const request = (timeline.detailRequests = (timeline.detailRequests || 0) + 1);
+    const sums = await (await timeline.ask("sums", { op: "", at: "" })).json();
+    if (request !== timeline.detailRequests || !aside.isConnected) return;
+    window.tracekitTimelinePanel.sums(aside, sums);
     delete aside.dataset.op;
-    Object.assign(aside.dataset, { kept: "true", sums: asked });
+    Object.assign(aside.dataset, { kept: "true", sums: query });
   }
 
   window.tracekitTimelineRange = { of, select, sum };

@@ -1,5 +1,5 @@
-// What stands around the canvas of a timeline, in words: the op pointed at, the table of the slowest, the image to keep.
-// Every text goes in as text, never as markup.
+// The texts around the canvas of a timeline, and the image to save: the op pointed at, sums, the table of the slowest.
+// Texts are never markup.
 (function () {
   "use strict";
 
@@ -11,12 +11,12 @@
 
   // One line about a span.
   function summary(mark, spans, names) {
-    const ratio = spans.ratio[mark.at], wait = spans.wait[mark.at], number = spans.microbatch[mark.at];
+    const ratio = spans.ratio[mark.index], wait = spans.wait[mark.index], microbatchNumber = spans.microbatch[mark.index];
     const against = ratio < 1000 ? `${ratio.toFixed(2)} x its peers` : "its peers do without";
-    const waiting = wait > 0 ? `, ${time(wait)} of it waiting` : "", microbatch = number >= 0 ? ` microbatch ${number}` : "";
-    const many = spans.covers[mark.at] > mark.duration * 1.001 ? ". Stands for several: zoom in" : "";
-    if (names) return `${names[spans.name[mark.at]]}: at ${time(mark.start)} for ${time(mark.duration)}${many}`;
-    return `${mark.kind}${microbatch}: at ${time(mark.start)} for ${time(mark.duration)}${waiting}; ${against}${many}`;
+    const waiting = wait > 0 ? `, ${time(wait)} of it waiting` : "", microbatch = microbatchNumber >= 0 ? ` microbatch ${microbatchNumber}` : "";
+    const pooled = spans.covers[mark.index] > mark.duration * 1.001 ? ". Stands for several: zoom in" : "";
+    if (names) return `${names[spans.name[mark.index]]}: at ${time(mark.start)} for ${time(mark.duration)}${pooled}`;
+    return `${mark.kind}${microbatch}: at ${time(mark.start)} for ${time(mark.duration)}${waiting}; ${against}${pooled}`;
   }
 
   const make = (...element) => window.tracekit.make(...element);
@@ -31,7 +31,7 @@
     place.replaceChildren(make("h3", { textContent: title }), make("dl", {}, ...facts));
   }
 
-  // Nothing is asked for: the panel goes.
+  // Empties the panel, which hides it.
   function clear() {
     const place = document.getElementById("timeline-details");
     if (!place) return;
@@ -41,19 +41,19 @@
 
   // Rows with cells from column `numbers` on as figures; `choose`, if any, gets the name of the op whose row is chosen.
   function table(heads, rows, choose, numbers) {
-    const style = (at) => (at >= numbers ? "number" : "");
-    const head = heads.map((text, at) => make("th", { scope: "col", textContent: text, className: style(at) }));
-    const body = rows.map(({ name, cells }) => make("tr", {}, ...cells.map((text, at) => {
-      const cell = make("td", { className: style(at) }, at || !choose ? text : opener(text, () => choose(name)));
-      cell.dataset.head = heads[at];
+    const cellClass = (column) => (column >= numbers ? "number" : "");
+    const head = heads.map((text, column) => make("th", { scope: "col", textContent: text, className: cellClass(column) }));
+    const body = rows.map(({ name, cells }) => make("tr", {}, ...cells.map((text, column) => {
+      const cell = make("td", { className: cellClass(column) }, column || !choose ? text : opButton(text, () => choose(name)));
+      cell.dataset.head = heads[column];
       return cell;
     })));
     return make("table", { className: "plain" }, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
   }
 
-  const opener = (text, open) => make("button", { className: "link", textContent: text, title: "Show this op", onclick: open });
+  const opButton = (text, open) => make("button", { className: "link", textContent: text, title: "Show this op", onclick: open });
 
-  // What the canvas shows as a PNG, with a line that says of what.
+  // Saves the canvas as a PNG with a title above it.
   function save(canvas, title, colours, file) {
     const ratio = window.devicePixelRatio || 1, head = Math.round(34 * ratio), image = make("canvas", { width: canvas.width, height: canvas.height + head });
     const context = image.getContext("2d");

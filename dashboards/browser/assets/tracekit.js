@@ -1,4 +1,4 @@
-// Behaviour of the pages that is the browser's own business: preferences, and the state of a view in the address.
+// What all pages share in the browser: preferences, the state of a view in the address, requests and downloads.
 (function () {
   "use strict";
 
@@ -17,8 +17,8 @@
     if (button && button.id === "theme") {
       prefer("theme", button.dataset.theme === "dark" ? "light" : "dark");
     } else if (button && button.id === "zone") {
-      const own = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
-      prefer("zone", button.dataset.zone === "local" ? "UTC" : own);
+      const localZone = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+      prefer("zone", button.dataset.zone === "local" ? "UTC" : localZone);
     }
   });
 
@@ -29,7 +29,7 @@
     window.scrollTo(0, top);
   }
 
-  // Marks of pictures are links without a component of their own: followed as Dash's links are, without a new document.
+  // Links in pictures are no Dash components: follows them as Dash does, without a new document.
   document.addEventListener("click", function (event) {
     const link = event.target.closest("a[data-follow]");
     if (!link || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
@@ -37,8 +37,8 @@
     follow(link.href);
   });
 
-  // Dash calls these with the values of the controls: they keep the address equal to what is shown, so that it can be
-  // sent to somebody. An empty value leaves the address.
+  // Dash calls this with the values of the controls: keeps the address equal to the view, so that it can be shared. Empty
+  // values are removed from the address.
   const remember = (state) => window.history.replaceState(window.history.state, "", changed(state));
 
   function changed(state) {
@@ -53,7 +53,7 @@
     return address;
   }
 
-  // A range of time that was chosen on a chart, in milliseconds since 1970, is that of the page; null: all.
+  // Makes a range chosen on a chart, in milliseconds since 1970, that of the page; null: all.
   function range(ends) {
     const [since, until] = (ends || [null, null]).map((end) => end && new Date(end).toISOString());
     follow(changed({ since, until, window: null }), window.scrollY);
@@ -61,9 +61,9 @@
 
   // The query of another page of the job that is shown, at the window and the range of the address.
   function query(state) {
-    const shown = new URLSearchParams(window.location.search);
-    const kept = ["window", "since", "until"].filter((name) => shown.has(name)).map((name) => [name, shown.get(name)]);
-    return new URLSearchParams({ ...state, ...Object.fromEntries(kept) });
+    const current = new URLSearchParams(window.location.search);
+    const chosen = ["window", "since", "until"].filter((name) => current.has(name)).map((name) => [name, current.get(name)]);
+    return new URLSearchParams({ ...state, ...Object.fromEntries(chosen) });
   }
 
   // An element with these properties, around these children.
@@ -75,24 +75,24 @@
 
   const FORGET_MS = 60000;
 
-  // Saves an image, or what a data address holds, as a file.
+  // Saves a blob or the content of a data URL as a file.
   function save(content, name) {
     const link = make("a", { href: content instanceof Blob ? URL.createObjectURL(content) : content, download: name });
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), FORGET_MS);
   }
 
-  // What the server answers; an error in its words where it refuses.
+  // The server's response. Throws an error with its text if it is not a success.
   async function answer(address, options) {
     const response = await fetch(address, options);
     if (!response.ok) throw new Error((await response.text()).trim().slice(0, 400));
     return response;
   }
 
-  // Dash asks for the page that the address names whenever this is set, also to what it was.
+  // Dash loads the page of the address whenever this is set, even to the same value.
   const redraw = () => window.dash_clientside.set_props("_pages_location", { search: window.location.search });
 
-  // For figures whose points have a link as the first of their customdata: a click follows it.
+  // Follows the link of a clicked point, the first of its customdata.
   function open() {
     const [chart] = window.dash_clientside.callback_context.triggered, [point] = chart?.value?.points || [];
     if (point?.customdata?.[0]) follow(point.customdata[0]);
@@ -101,33 +101,33 @@
   window.dash_clientside = { ...window.dash_clientside, tracekit: { open, remember } };
   window.tracekit = { remember, at, query, range, follow, make, save, answer, redraw };
 
-  // What a page of a window asks for is of that window: its callbacks know their job alone.
+  // Adds the window of the page to its requests: the callbacks know only their job.
   function ofWindow(options) {
-    const shown = new URLSearchParams(window.location.search), headers = new Headers((options || {}).headers);
-    if (!["window", "since", "until"].some((name) => shown.has(name))) return options;
-    headers.set("X-Tracekit-Window", query(shown.has("job") ? { job: shown.get("job") } : {}).toString());
+    const current = new URLSearchParams(window.location.search), headers = new Headers((options || {}).headers);
+    if (!["window", "since", "until"].some((name) => current.has(name))) return options;
+    headers.set("X-Tracekit-Window", query(current.has("job") ? { job: current.get("job") } : {}).toString());
     return { ...options, headers: headers };
   }
 
-  // A session that has ended while a page was open: Dash would wait for answers that do not come.
-  const ask = window.fetch;
+  // Goes to the login once the session has ended: Dash would wait forever.
+  const plainFetch = window.fetch;
   window.fetch = async function (address, options) {
-    const answer = await ask.call(this, address, ofWindow(options));
-    if (answer.status === 401) {
-      const here = window.location.pathname.slice(prefix.length - 1) + window.location.search;
-      window.location.assign(at(`/login?${new URLSearchParams({ next: here })}`));
+    const response = await plainFetch.call(this, address, ofWindow(options));
+    if (response.status === 401) {
+      const page = window.location.pathname.slice(prefix.length - 1) + window.location.search;
+      window.location.assign(at(`/login?${new URLSearchParams({ next: page })}`));
     }
-    return answer;
+    return response;
   };
 
-  // The table of jobs: the first button of a row keeps its job, that of another row compares the two.
+  // The table of jobs: the button of a row selects its job, that of a second row compares the two.
   document.addEventListener("click", function (event) {
     const button = event.target.closest("button[data-compare]");
     if (!button) return;
     const first = document.querySelector("button[data-compare][aria-pressed=true]");
-    for (const one of document.querySelectorAll("button[data-compare]")) {
-      one.textContent = first || one === button ? "Compare" : "with this";
-      one.setAttribute("aria-pressed", String(!first && one === button));
+    for (const other of document.querySelectorAll("button[data-compare]")) {
+      other.textContent = first || other === button ? "Compare" : "with this";
+      other.setAttribute("aria-pressed", String(!first && other === button));
     }
     if (!first || first === button) return;
     const query = new URLSearchParams({ job: first.dataset.compare, with: button.dataset.compare });

@@ -1,5 +1,4 @@
-// The page What-if. Its controls write the selection, in the language of `tracekit whatif --fix`; what a person asks,
-// keeps or removes changes the state of the page.
+// The page What-if: its controls write a selection as `tracekit whatif --fix` takes it, its buttons change its state.
 (function () {
   "use strict";
 
@@ -9,17 +8,17 @@
   }
 
   function workers(value) {
-    const named = (value || "")
+    const selections = (value || "")
       .replace(/\s*,\s*/g, ",")
       .split(/[\s;()]+/)
       .filter(Boolean)
       .map((worker) => `worker=${worker}`);
-    return named.length > 1 ? [`(${named.join(" or ")})`] : named;
+    return selections.length > 1 ? [`(${selections.join(" or ")})`] : selections;
   }
 
-  let written = null;
+  let lastWritten = null;
 
-  // Empty controls only take away what controls wrote: they are empty too beside a selection that they cannot show.
+  // Empty controls clear only a selection that controls wrote: for one that they cannot show, they are empty, too.
   function write(kinds, stages, dpRanks, places, steps, microbatches, slowest, current) {
     const text = [
       ...part("kind", (kinds || []).join(",")),
@@ -30,10 +29,10 @@
       ...part("microbatch", microbatches),
       ...part("slowest", slowest ? `${slowest.replace(/%/g, "")}%` : ""),
     ].join(" and ");
-    if (!text && current !== written) {
+    if (!text && current !== lastWritten) {
       return window.dash_clientside.no_update;
     }
-    written = text;
+    lastWritten = text;
     return text;
   }
 
@@ -43,57 +42,57 @@
   }
 
   const DRAWN_MS = 50;
-  let unseen = false; // whether the answer to a question just asked may lie above the screen
+  let scrollToAnswer = false; // whether the answer to a question just asked may lie above the screen
 
-  // With each answer. The field says that it is wrong also to who cannot see the words below it.
-  function doubt(wrong) {
+  // Runs with each answer. Marks the field as invalid for screen readers, too.
+  function markInvalid(invalid) {
     const field = document.getElementById("whatif-select");
-    field.setAttribute("aria-invalid", String(Boolean(wrong)));
+    field.setAttribute("aria-invalid", String(Boolean(invalid)));
     field.setAttribute("aria-describedby", "whatif-wrong");
-    if (wrong) open();
-    if (unseen) setTimeout(() => document.getElementById("whatif-answer")?.scrollIntoView({ block: "nearest" }), DRAWN_MS);
-    unseen = false;
+    if (invalid) open();
+    if (scrollToAnswer) setTimeout(() => document.getElementById("whatif-answer")?.scrollIntoView({ block: "nearest" }), DRAWN_MS);
+    scrollToAnswer = false;
     return window.dash_clientside.no_update;
   }
 
   // ---- the state of the page
 
   const property = (id, name) => window.dash_component_api.getLayout(id).props[name];
-  const give = (id, name, value) => window.dash_clientside.set_props(id, { [name]: value });
+  const setProperty = (id, name, value) => window.dash_clientside.set_props(id, { [name]: value });
 
-  // Here and at once, not by an answer of the server: buttons that come with the answer to a running replay would make
-  // Dash drop a click that is still on its way (it answers the last of several calls of one callback).
+  // Changes the state here, not on the server: Dash keeps only the last of several calls of a callback, so the buttons of
+  // an answer that arrives would make it drop a click in flight.
   function change(changes, shortens) {
     const limit = property("whatif-limit", "data"), state = property("whatif-state", "data");
     const { remarks, ...next } = { ...state, ...changes };
     const texts = Object.entries(next).filter(([, value]) => value);
     const tooLong = `/whatif?${new URLSearchParams(texts)}`.length > limit.characters && !shortens;
-    give("whatif-state", "data", tooLong ? { ...state, remarks: [limit.said] } : { ...next, remarks: [] });
+    setProperty("whatif-state", "data", tooLong ? { ...state, remarks: [limit.said] } : { ...next, remarks: [] });
   }
 
   // ---- answers that are not there yet
 
   const POLL_MS = 400, LOST_MS = 10000;
-  let asking;
+  let pollTimer;
 
-  // The page asks again once it was answered, never at fixed times: Dash drops the answer to a question that was asked
-  // once more meanwhile, and a busy server would never be heard. An answer that does not come is asked for again, too.
-  function askAgain(at, { pending }) {
-    clearTimeout(asking);
-    if (pending) askAfter(POLL_MS);
+  // Polls after each answer, never at fixed times: Dash drops the answer to a request that is repeated meanwhile, so a
+  // busy server would never get through. Repeats a request that gets no answer.
+  function askAgain(_, { pending }) {
+    clearTimeout(pollTimer);
+    if (pending) pollAfter(POLL_MS);
     return window.dash_clientside.no_update;
   }
 
-  function askAfter(pause) {
-    asking = setTimeout(() => {
+  function pollAfter(pauseMs) {
+    pollTimer = setTimeout(() => {
       if (!document.getElementById("whatif-answer")) return; // another page by now
-      give("whatif-asked", "data", property("whatif-asked", "data") + 1);
-      askAfter(LOST_MS);
-    }, pause);
+      setProperty("whatif-asked", "data", property("whatif-asked", "data") + 1);
+      pollAfter(LOST_MS);
+    }, pauseMs);
   }
 
   function run() {
-    unseen = true;
+    scrollToAnswer = true;
     const action = property("whatif-action", "value");
     change({
       select: (property("whatif-select", "value") || "").split(/\s+/).filter(Boolean).join(" ") || null,
@@ -103,21 +102,21 @@
   }
 
   function suggest({ select, action, factor }) {
-    unseen = true;
-    give("whatif-select", "value", select);
-    give("whatif-action", "value", action);
-    if (factor) give("whatif-factor", "value", factor);
-    change({ select: select, action: action, factor: factor || null });
+    scrollToAnswer = true;
+    setProperty("whatif-select", "value", select);
+    setProperty("whatif-action", "value", action);
+    if (factor) setProperty("whatif-factor", "value", factor);
+    change({ select, action, factor: factor || null });
   }
 
-  const beside = () => property("whatif-state", "data").beside.split(";").filter(Boolean);
+  const keptQuestions = () => property("whatif-state", "data").beside.split(";").filter(Boolean);
 
   const actions = {
     run: run,
     suggest: suggest,
     edit: (question) => { open(); suggest(question); },
-    keep: ({ asked }) => change({ beside: [...beside().filter((other) => other !== asked), asked].join(";") }),
-    remove: ({ asked }) => change({ beside: beside().filter((other) => other !== asked).join(";") }, true),
+    keep: ({ asked }) => change({ beside: [...keptQuestions().filter((other) => other !== asked), asked].join(";") }),
+    remove: ({ asked }) => change({ beside: keptQuestions().filter((other) => other !== asked).join(";") }, true),
   };
 
   document.addEventListener("click", (event) => {
@@ -129,5 +128,5 @@
     if (event.key === "Enter" && !event.isComposing && event.target.matches("#whatif-select, #whatif-factor")) run();
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write, doubt, askAgain } });
+  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write, markInvalid, askAgain } });
 })();

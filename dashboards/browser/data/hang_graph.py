@@ -39,10 +39,10 @@ def fold(report: HangReport) -> tuple[Node, ...]:
     """Fold the wait-for graph of a hang report into nodes: culprits, undecided ranks, then the waiting
     ranks, grouped by process group and distance from the culprits.
     """
-    nodes = [Node(0, each.stall_class, (each.rank,), each.operation, ()) for each in report.culprits]
+    nodes = [Node(0, culprit.stall_class, (culprit.rank,), culprit.operation, ()) for culprit in report.culprits]
     nodes += [
-        Node(0, "all alike" if each.alike else "cannot tell", each.ranks, each.operation, ())
-        for each in report.undecided
+        Node(0, "all alike" if question.alike else "cannot tell", question.ranks, question.operation, ())
+        for question in report.undecided
     ]
     place = {rank: number for number, node in enumerate(nodes) for rank in node.ranks}
     waiting = {wait.rank: wait for wait in report.waiting if wait.rank not in place}
@@ -100,23 +100,23 @@ def wait_graph(nodes: Sequence[Node], theme: Theme) -> go.Figure:
         if rows[node.column] < MOST_ROWS:
             places[number] = (node.column, -float(rows[node.column]))
         rows[node.column] += 1
-    most = max((min(count, MOST_ROWS) for count in rows.values()), default=1)
-    drawn = figure(theme, height=60 + _ROW_HEIGHT * max(most, 2))
+    tallest = max((min(count, MOST_ROWS) for count in rows.values()), default=1)
+    fig = figure(theme, height=60 + _ROW_HEIGHT * max(tallest, 2))
     for number, (x, y) in places.items():
         for held in nodes[number].held_by:
             if held in places:
                 end_x, end_y = places[held]
-                _arrow(drawn, (x - _half(nodes[number]), y), (end_x + _half(nodes[held]), end_y), theme)
+                _arrow(fig, (x - _half_width(nodes[number]), y), (end_x + _half_width(nodes[held]), end_y), theme)
     for number, (x, y) in places.items():
-        _box(drawn, nodes[number], x, y, theme)
+        _box(fig, nodes[number], x, y, theme)
     axis = {"visible": False, "fixedrange": True}
-    drawn.update_xaxes(range=[-0.5, max((x for x, _ in places.values()), default=0) + 0.5], **axis)
-    drawn.update_yaxes(range=[-max(most, 2) + 0.5, 0.5], **axis)
-    return drawn
+    fig.update_xaxes(range=[-0.5, max((x for x, _ in places.values()), default=0) + 0.5], **axis)
+    fig.update_yaxes(range=[-max(tallest, 2) + 0.5, 0.5], **axis)
+    return fig
 
 
-def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
-    drawn.add_annotation(
+def _arrow(fig: go.Figure, begin: tuple[float, float], end: tuple[float, float], theme: Theme) -> None:
+    fig.add_annotation(
         x=end[0],
         y=end[1],
         ax=begin[0],
@@ -133,18 +133,18 @@ def _arrow(drawn: go.Figure, begin: tuple[float, float], end: tuple[float, float
     )
 
 
-def _words(node: Node) -> tuple[str, str]:
+def _node_words(node: Node) -> tuple[str, str]:
     return ranks_text(node.ranks, _RUNS), short(node.label, _LABEL)
 
 
-def _half(node: Node) -> float:
+def _half_width(node: Node) -> float:
     """Half the width of a box, in columns."""
-    return (_LETTER_PX * max(map(len, _words(node))) / 2 + _PAD_PX) / COLUMN_PX
+    return (_LETTER_PX * max(map(len, _node_words(node))) / 2 + _PAD_PX) / COLUMN_PX
 
 
-def _box(drawn: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
-    culprit, (ranks, label) = node.column == 0, _words(node)
-    drawn.add_annotation(
+def _box(fig: go.Figure, node: Node, x: float, y: float, theme: Theme) -> None:
+    culprit, (ranks, label) = node.column == 0, _node_words(node)
+    fig.add_annotation(
         x=x,
         y=y,
         text=f"<b>{ranks}</b><br>{html.escape(label)}",

@@ -26,7 +26,7 @@ MOST_SPANS, MOST_STEPWISE = 240, 8
 MOST_OPS = 5_000_000
 #: Kinds of cause with a colour of their own; the others are one.
 MOST_KINDS = 4
-#: Parts of a stalled step that the job meant to do.
+#: Planned parts of a stalled step.
 _MEANT = ("checkpoint", "evaluation")
 #: Room for the labels of the y axes, so that moments are below each other, pixels.
 _LEFT = 104
@@ -66,7 +66,7 @@ class Life:
     @property
     def ends(self) -> tuple[float, float]:
         """When the first span begins and the last one ends."""
-        return _ends(self.spans)
+        return _time_range(self.spans)
 
     @property
     def stepwise(self) -> bool:
@@ -75,28 +75,32 @@ class Life:
 
 
 def read_life(results: Results, job: str, since: float, until: float) -> Life | None:
-    """What is known of a job between two times; None where no step has one."""
+    """The life of a job between two times; None if no step has a time."""
     parts = results.spans(job, MOST_SPANS, since, until)
     if parts.is_empty():
         return None
     few = int(parts["windows"].sum()) <= MOST_STEPWISE and parts["recorded_s"].null_count() == 0
-    of_windows = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
-    spans = (_steps(results, job, parts) if few else of_windows).filter(
+    window_spans = parts.with_columns(window="last", step=pl.lit(None, pl.Int64), broken=_broken())
+    spans = (_steps(results, job, parts) if few else window_spans).filter(
         (pl.col("end_s") >= since) & (pl.col("start_s") <= until)
     )
-    events = [*_incidents(results, job, parts), *_restarts(parts), *(_stops(results, job, parts, spans) if few else ())]
-    shown = [event for event in events if event.end_s >= since and event.start_s <= until]
+    events = [
+        *_incidents(results, job, parts),
+        *_restarts(parts),
+        *(_stalls(results, job, parts, spans) if few else ()),
+    ]
+    visible = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
         _with_rates(spans),
         _losses(results, job, since, until, parts),
-        tuple(sorted(shown, key=lambda event: event.start_s)),
+        tuple(sorted(visible, key=lambda event: event.start_s)),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How ops in a range differ from those around it: `over_represented`, the numbers of steps, and the mean excess of
-    a step, seconds.
+    """The differences between ops in a range and those around it: `over_represented`, the numbers of steps, and the
+    mean excess of a step, seconds.
     """
 
     table: pl.DataFrame
@@ -113,13 +117,13 @@ def read_differences(results: Results, job: str, since: float, until: float) -> 
     """
     parts = results.spans(job, MOST_SPANS, since, until)
     wanted, ops_each = int(parts["windows"].sum()), int(parts["ops"].sum()) // int(parts["windows"].sum())
-    fitting = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
-    if wanted > fitting:
-        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {fitting} can be compared")
-    around = results.history(job, fitting, int(parts.row(-1, named=True)["last"]))["number"].to_list()
+    limit = min(MOST_OPS // max(ops_each, 1), 2 * MOST_STEPWISE)
+    if wanted > limit:
+        raise SelectionError(f"the range has {wanted:,} windows of {ops_each:,} ops; at most {limit} can be compared")
+    around = results.history(job, limit, int(parts.row(-1, named=True)["last"]))["number"].to_list()
     traces = [results.of_window(job, number).trace(job) for number in sorted({*parts["number"], *around})]
     ops = labelled_ops(traces)
-    starts = [(at, step, start) for at, trace in enumerate(traces) for step, start in trace.step_starts.items()]
+    starts = [(index, step, start) for index, trace in enumerate(traces) for step, start in trace.step_starts.items()]
     begins = pl.DataFrame(starts, ["trace", "step", "start_s"], orient="row").cast(
         {"trace": pl.Int32, "step": pl.Int32}
     )
@@ -137,7 +141,7 @@ def _broken() -> pl.Expr:
 
 
 def _steps(results: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
-    """A row for each step of the windows, with what the parts say of these."""
+    """A row for each step of the windows, joined with the values of the parts."""
     frames = []
     for number in parts["number"]:
         window = results.of_window(job, number)
@@ -149,13 +153,13 @@ def _steps(results: Results, job: str, parts: pl.DataFrame) -> pl.DataFrame:
             rows.with_columns(start_s=rows["step"].replace_strict(starts, return_dtype=pl.Float64), number=number)
         )
     steps = pl.concat(frames).drop_nulls("start_s").with_columns(end_s=pl.col("start_s") + pl.col("recorded_s"))
-    same = parts.select(
+    part_columns = parts.select(
         pl.col("number").cast(pl.Int64), "restarted", "gpus", "gpu_model", "flops", "flops_per_token", of_mean="tokens"
     )
     first = pl.col("number") != pl.col("number").shift()
     return (
         steps.cast({"number": pl.Int64, "step": pl.Int64})
-        .join(same, on="number", maintain_order="left")
+        .join(part_columns, on="number", maintain_order="left")
         .with_columns(restarted=pl.col("restarted") & first, first_step="step", last_step="step", window="number")
         .with_columns(tokens=pl.coalesce("tokens", "of_mean"))
         .with_columns(broken=_broken())
@@ -178,9 +182,9 @@ def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
 def _losses(results: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
     losses = results.losses(job, MOST_SPANS, since, until)
     largest = losses.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", "kind", descending=True)["kind"]
-    named = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
+    shown_kind = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
     return (
-        losses.group_by("span", named.alias("kind"))
+        losses.group_by("span", shown_kind.alias("kind"))
         .agg(pl.col("lost_s").sum())
         .join(parts.select("span", "start_s", "end_s", "steps"), on="span")
         .with_columns(pl.col("lost_s") / pl.col("steps"))
@@ -190,25 +194,25 @@ def _losses(results: Results, job: str, since: float, until: float, parts: pl.Da
 
 def _incidents(results: Results, job: str, parts: pl.DataFrame) -> Iterator[Event]:
     """The incidents, for as long as windows show them; hangs by the clock of who found them."""
-    last = _ends(parts)[1]
+    last = _time_range(parts)[1]
     for incident in results.incidents(job):
-        words, opened = printable(incident.cause.what), incident.opened_at.timestamp()
+        words, opened_s = printable(incident.cause.what), incident.opened_at.timestamp()
         if incident.cause.kind == HANG:
             yield Event(
                 "hang",
-                opened,
-                max(opened, last) if incident.closed_at is None else incident.closed_at.timestamp(),
+                opened_s,
+                max(opened_s, last) if incident.closed_at is None else incident.closed_at.timestamp(),
                 words,
             )
         else:
             seen = parts.filter((pl.col("last") >= incident.opened_window) & (pl.col("number") <= incident.seen_window))
             if seen.height:
-                begin, end = _ends(seen)
+                begin, end = _time_range(seen)
                 since = begin if incident.since is None else max(incident.since, begin)
                 yield Event("incident", min(since, end), end, words, incident.seen_window)
 
 
-def _ends(spans: pl.DataFrame) -> tuple[float, float]:
+def _time_range(spans: pl.DataFrame) -> tuple[float, float]:
     """When the first of these spans begins, and the last one ends."""
     begin, end = spans.select(pl.col("start_s").min(), pl.col("end_s").max()).row(0)
     return begin, end
@@ -219,7 +223,7 @@ def _restarts(parts: pl.DataFrame) -> Iterator[Event]:
         yield Event("restart", start_s, start_s, f"another attempt, from window {number} on", number)
 
 
-def _stops(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
+def _stalls(results: Results, job: str, parts: pl.DataFrame, spans: pl.DataFrame) -> Iterator[Event]:
     """Checkpoints and evaluations that made a step longer."""
     times = {
         (window, step): (start, end)
@@ -240,7 +244,7 @@ def rates(
 
     `words`: hover text for the value, as Plotly formats it. `events`: incidents, as bands.
     """
-    drawn = figure(theme, height=200)
+    fig = figure(theme, height=200)
     x, y, data = list[float | None](), list[float | None](), list[Any]()
     for row in spans.iter_rows(named=True):
         steps = f"step {row['first_step']}"
@@ -251,7 +255,7 @@ def rates(
         x += [row["start_s"] * 1e3, row["end_s"] * 1e3]
         y += [row[column]] * 2
         data += [[where(row["window"], row["step"]), steps]] * 2
-    drawn.add_scatter(
+    fig.add_scatter(
         x=x,
         y=y,
         customdata=data,
@@ -261,7 +265,7 @@ def rates(
     )
     for event in events:
         if event.kind == "incident":
-            drawn.add_shape(
+            fig.add_shape(
                 type="rect",
                 x0=event.start_s * 1e3,
                 x1=event.end_s * 1e3,
@@ -273,18 +277,18 @@ def rates(
                 line={"width": 0},
                 layer="below",
             )
-    drawn.update_yaxes(rangemode="normal" if column == "loss" else "tozero", tickformat=",.4g")
-    drawn.update_layout(hovermode="x")
-    return drawn
+    fig.update_yaxes(rangemode="normal" if column == "loss" else "tozero", tickformat=",.4g")
+    fig.update_layout(hovermode="x")
+    return fig
 
 
 def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
-    """What a mean step loses to each kind of cause, seconds, on top of each other: `Life.losses`."""
-    drawn = figure(theme, height=220, legend=True)
+    """A stacked chart of the seconds that a mean step loses to each kind of cause: `Life.losses`."""
+    fig = figure(theme, height=220, legend=True)
     kinds = lost.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", descending=True)["kind"].to_list()
     for kind, shade in zip(sorted(kinds, key=lambda kind: kind == "others"), theme.slow[3:] * 2, strict=False):
         rows = lost.filter(pl.col("kind") == kind)
-        drawn.add_bar(
+        fig.add_bar(
             x=((rows["start_s"] + rows["end_s"]) * 500).to_list(),
             width=((rows["end_s"] - rows["start_s"]) * 1e3).to_list(),
             y=rows["lost_s"].to_list(),
@@ -292,30 +296,30 @@ def losses(lost: pl.DataFrame, theme: Theme) -> go.Figure:
             marker={"color": theme.dimmed if kind == "others" else shade},
             hovertemplate=f"{kind}: %{{y:.3g}} s a step<extra></extra>",
         )
-    drawn.update_layout(barmode="stack")
-    drawn.update_yaxes(rangemode="tozero")
-    return drawn
+    fig.update_layout(barmode="stack")
+    fig.update_yaxes(rangemode="tozero")
+    return fig
 
 
-def happened(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
-    """A row for each kind of event, with a bar for as long as it lasts."""
-    kinds = list(dict.fromkeys(one.kind for one in events))
-    drawn = figure(theme, height=60 + _ROW_PX * len(kinds))
+def event_chart(events: Sequence[Event], theme: Theme, where: Where) -> go.Figure:
+    """A chart with a row for each kind of event and a bar for the duration of each."""
+    kinds = list(dict.fromkeys(event.kind for event in events))
+    fig = figure(theme, height=60 + _ROW_PX * len(kinds))
     colours = {"incident": theme.slow[3], "hang": theme.slow[5]}
-    drawn.add_bar(
+    fig.add_bar(
         orientation="h",
-        base=[one.start_s * 1e3 for one in events],
-        x=[(one.end_s - one.start_s) * 1e3 for one in events],
-        y=[one.kind for one in events],
-        marker={"color": [colours.get(one.kind, theme.dimmed) for one in events]},
-        customdata=[[where(one.window, one.step)] for one in events],
-        text=[one.words for one in events],
+        base=[event.start_s * 1e3 for event in events],
+        x=[(event.end_s - event.start_s) * 1e3 for event in events],
+        y=[event.kind for event in events],
+        marker={"color": [colours.get(event.kind, theme.dimmed) for event in events]},
+        customdata=[[where(event.window, event.step)] for event in events],
+        text=[event.words for event in events],
         textposition="none",
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
-    drawn.update_layout(barmode="overlay", bargap=0.4)
-    drawn.update_yaxes(type="category", showgrid=False, autorange="reversed")
-    return drawn
+    fig.update_layout(barmode="overlay", bargap=0.4)
+    fig.update_yaxes(type="category", showgrid=False, autorange="reversed")
+    return fig
 
 
 def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, int], str]) -> go.Figure:
@@ -323,9 +327,9 @@ def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, in
 
     `windows`: `job`, `number`, `at_s`, `share`; `where`: the link of a job and a window.
     """
-    drawn = figure(theme, height=200)
+    fig = figure(theme, height=200)
     judged = windows.drop_nulls("share").sort("at_s")
-    drawn.add_scatter(
+    fig.add_scatter(
         x=(judged["at_s"] * 1e3).to_list(),
         y=judged["share"].to_list(),
         customdata=[[where(job, number), job] for job, number in judged.select("job", "number").iter_rows()],
@@ -333,18 +337,18 @@ def cost_over_time(windows: pl.DataFrame, theme: Theme, where: Callable[[str, in
         marker={"color": theme.bad, "size": 7},
         hovertemplate="%{customdata[1]}: %{y:.1%} of the step<extra></extra>",
     )
-    drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
-    return drawn
+    fig.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return fig
 
 
 def on_the_clock(
-    drawn: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
+    fig: go.Figure, ends: tuple[float, float], chosen: tuple[float, float] | None, zone: tzinfo, title: str
 ) -> go.Figure:
     """Give a figure the axis of time: from and to, seconds since the epoch. `chosen`: the range that a reader chose."""
-    whole = [end * 1e3 for end in ends]
+    all_ms = [end * 1e3 for end in ends]
     shared: dict[str, Any] = {"axis": "time", "zone": str(zone), "left": _LEFT}
     if chosen is not None:
         shared["range"] = [end * 1e3 for end in chosen]
-    drawn.update_xaxes(type="date", range=whole, title={"text": title})
-    drawn.update_layout(meta=shared)
-    return drawn
+    fig.update_xaxes(type="date", range=all_ms, title={"text": title})
+    fig.update_layout(meta=shared)
+    return fig

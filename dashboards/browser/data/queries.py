@@ -69,8 +69,8 @@ _Read = TypeVar("_Read")
 class Stored:
     """One stored job. `report`: None if there is none, and `problem` has the reason.
 
-    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `kind`: what pages
-    offer of it.
+    `started_at`, `ended_at`: seconds since the epoch of its first and last step; None where unknown. `kind`: the pages
+    and words for it.
     """
 
     name: str
@@ -110,15 +110,15 @@ class Stored:
         return rows if isinstance(rows, list) else None
 
 
-def _of_live(
+def _cached_live(
     read: Callable[Concatenate[LiveTables, _Arguments], _Result],
 ) -> Callable[Concatenate[Results, _Arguments], _Result]:
-    """The same read of the store as it is now, once per state of the store."""
+    """A method that reads the live tables, cached until the store changes."""
 
     @wraps(read)
-    def ask(results: Results, /, *args: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        key = (read.__name__, args, *named.items())
-        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **named))
+    def ask(results: Results, /, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        key = (read.__name__, args, *keywords.items())
+        return results.of_store(key, lambda catalogue: read(catalogue.live, *args, **keywords))
 
     return ask
 
@@ -146,36 +146,36 @@ class Results:
         self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
         self._runs = ResultCache(RUNS_KEPT)
 
-    def at_one_state(self) -> Results:
+    def pinned(self) -> Results:
         """A copy pinned to one state of the store, taken at the first read, so that a page does not mix two windows."""
-        return self._but(_pinned=[])
+        return self._copy_with(_pinned=[])
 
     def of_window(self, name: str, number: int) -> Results:
         """A copy that reads window `number` of the job `name` instead of its newest."""
-        return self._but(_chosen=(name, number), _range=None)
+        return self._copy_with(_chosen=(name, number), _range=None)
 
-    def of_range(self, name: str, newest: int, since: float, until: float) -> Results:
+    def in_range(self, name: str, newest: int, since: float, until: float) -> Results:
         """A copy that judges the part of the run of the job `name` between two times, seconds since the epoch, and else
         reads window `newest` of it.
         """
-        return self._but(_chosen=(name, newest), _range=(name, since, until))
+        return self._copy_with(_chosen=(name, newest), _range=(name, since, until))
 
-    def _but(self, **fields: Any) -> Results:
+    def _copy_with(self, **fields: Any) -> Results:
         """A copy that shares caches, with these fields replaced."""
         changed = copy(self)
         vars(changed).update(fields)
         return changed
 
-    history = _of_live(LiveTables.history)
-    live_jobs = _of_live(LiveTables.live_jobs)
-    incidents = _of_live(LiveTables.incidents)
-    count_incidents = _of_live(LiveTables.count_incidents)
-    trends = _of_live(LiveTables.trends)
-    spans = _of_live(LiveTables.spans)
-    losses = _of_live(LiveTables.losses)
-    host_history = _of_live(LiveTables.host_history)
-    gpu_history = _of_live(LiveTables.gpu_history)
-    on_host = _of_live(LiveTables.on_host)
+    history = _cached_live(LiveTables.history)
+    live_jobs = _cached_live(LiveTables.live_jobs)
+    incidents = _cached_live(LiveTables.incidents)
+    count_incidents = _cached_live(LiveTables.count_incidents)
+    trends = _cached_live(LiveTables.trends)
+    spans = _cached_live(LiveTables.spans)
+    losses = _cached_live(LiveTables.losses)
+    host_history = _cached_live(LiveTables.host_history)
+    gpu_history = _cached_live(LiveTables.gpu_history)
+    on_host = _cached_live(LiveTables.on_host)
 
     def hung_ranks(self, job: str) -> int | None:
         """The ranks of a job that hangs, also before it has a trace; None where no report says it."""
@@ -189,14 +189,14 @@ class Results:
         """Return the state of the store as text; it differs after every change."""
         return self.store.state()
 
-    def of_store(self, what: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
+    def of_store(self, key: tuple[Any, ...], read: Callable[[Catalogue], _Result]) -> _Result:
         """Return the result of `read` on the current catalogue; run once per state of the store."""
 
         def ask() -> _Result:
             with self.store.reading() as catalogue:
                 return read(catalogue)
 
-        return self._of_catalogue.get((self.store.state(), *what), ask)
+        return self._of_catalogue.get((self.store.state(), *key), ask)
 
     def jobs(self) -> pl.DataFrame:
         """One row per job, the costliest first: sizes, figures (null if not analysed) and causes."""
@@ -212,7 +212,7 @@ class Results:
         """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
         none is chosen.
         """
-        stored = self._of(name, ("stored",), self._kept, self._read_stored)
+        stored = self._cached_of_job(name, ("stored",), self._kept, self._read_stored)
         is_of_window = self._chosen is not None and self._chosen[0] == name and self._range is None
         if stored.report is None or stored.windows < 2 or is_of_window:
             return stored
@@ -220,15 +220,15 @@ class Results:
         return stored if run is None else replace(stored, report=structs.replace(stored.report, run=run))
 
     def run(self, name: str) -> RunVerdict | None:
-        """What all windows of a job lost, or those in the chosen range, with what to do; None if what is stored of that
-        is damaged.
+        """The verdict of all windows of a job, or of those in the chosen range, with advice; None if the stored data is
+        damaged.
         """
         row = next(self.jobs().filter(pl.col("name") == name).iter_rows(named=True))
         run, key = self._run(row), (*_newest(row), self._range, "advised")
         return None if run is None else self._runs.get(key, lambda: advised(self.store, name, run))
 
     def runs(self) -> dict[str, RunVerdict]:
-        """What all windows of each job of several windows lost, by name."""
+        """The verdicts of all jobs with several windows, by name."""
         several = self.jobs().filter(pl.col("windows") > 1)
         runs = {row["name"]: self._run(row) for row in several.iter_rows(named=True)}
         return {name: run for name, run in runs.items() if run is not None}
@@ -248,15 +248,15 @@ class Results:
 
     def worker_steps(self, name: str) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
-        return self._of(name, ("workers",), self._kept, self._read_worker_steps)
+        return self._cached_of_job(name, ("workers",), self._kept, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._of(name, ("map",), self._kept, self._build_worker_map)
+        return self._cached_of_job(name, ("map",), self._kept, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Map step number to its start in seconds since the epoch; None where unknown."""
-        return self._of(name, ("starts",), self._kept, self._read_step_starts)
+        return self._cached_of_job(name, ("starts",), self._kept, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
         """The pipeline with its trace, ready to be replayed; the last few stay in memory."""
@@ -268,16 +268,16 @@ class Results:
         return self._job(self._row(stored.name) | window)
 
     def _job(self, row: dict[str, Any]) -> Job:
-        return self._of_row(row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"])))
+        return self._cached(row, ("job",), self._jobs, lambda row: job_of(self.store.load(row["name"], row["number"])))
 
     def trace(self, name: str) -> Trace:
-        """The trace of a pipeline, read anew. Raises NotStoredError where the job is none or its ops were removed."""
+        """The trace of a pipeline, read anew. Raises NotStoredError for other jobs, or without its ops."""
         row = self._pipeline(name)
         return cast("Trace", self.store.load(row["name"], row["number"]))
 
     def table(self, name: str, table: str) -> pl.DataFrame:
         """A table of the report of the job; those of large jobs take a while to build, so they are kept."""
-        return self._of(name, (table,), self._tables, lambda _: self.stored(name).table(table))
+        return self._cached_of_job(name, (table,), self._tables, lambda _: self.stored(name).table(table))
 
     def by_worker(self, name: str) -> pl.DataFrame:
         """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
@@ -293,7 +293,7 @@ class Results:
 
         Raises SelectionError for a step that the job lacks.
         """
-        return self._of(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
+        return self._cached_of_job(name, ("step", step), self._steps, lambda _: self._take_apart(name, step))
 
     def replay(self, name: str) -> JobReplay:
         """The graph of the job and what each op costs; it stays in memory with the job."""
@@ -316,7 +316,7 @@ class Results:
 
     def _read_ahead(self, read: Callable[[], object]) -> None:
         try:
-            _tried(read)
+            _prefetch(read)
         finally:
             self._ahead.release()
 
@@ -372,8 +372,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._of_row(row, ("stored",), self._kept, self._read_stored)
-        worker_steps = self._of_row(row, ("workers",), self._kept, self._read_worker_steps)
+        stored = self._cached(row, ("stored",), self._kept, self._read_stored)
+        worker_steps = self._cached(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, coverage = stored.report.by_worker or [], stored.report.coverage
@@ -382,7 +382,7 @@ class Results:
             worker_steps.steps,
             worker_steps.dp_ranks,
             worker_steps.slowdown,
-            [(one["step"], one["dp_rank"]) for one in (coverage.dropped if coverage else ())],
+            [(step["step"], step["dp_rank"]) for step in (coverage.dropped if coverage else ())],
         )
 
     def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
@@ -394,21 +394,21 @@ class Results:
         hint = f"did you mean {short(close)!r}?" if close is not None else "the page Jobs lists those that there are"
         return NotStoredError(f"no job named {name!r} in this store; {hint}")
 
-    def _of(
-        self, name: str, what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
+    def _cached_of_job(
+        self, name: str, key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         """Return the result of `read` for the newest window of a job; cached, because a window never changes."""
-        return self._of_row(self._row(name), what, cache, read)
+        return self._cached(self._row(name), key, cache, read)
 
-    def _of_row(
-        self, row: dict[str, Any], what: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
+    def _cached(
+        self, row: dict[str, Any], key: tuple[Any, ...], cache: ResultCache, read: Callable[[dict[str, Any]], _Result]
     ) -> _Result:
         # Identifies a window of the list of jobs, also among later windows of the same name.
-        return cache.get((row["job_id"], row["number"], row["imported_at"], *what), lambda: read(row))
+        return cache.get((row["job_id"], row["number"], row["imported_at"], *key), lambda: read(row))
 
 
-def _tried(read: Callable[[], object]) -> None:
-    """Read ahead: the page that asks for it shows an error."""
+def _prefetch(read: Callable[[], object]) -> None:
+    """Read ahead and ignore errors: the page that needs the data shows them."""
     try:
         read()
     except TracekitError:
@@ -416,15 +416,15 @@ def _tried(read: Callable[[], object]) -> None:
 
 
 def _newest(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What the verdict of a run changes with: its newest window, and its end."""
+    """The key of the cached verdict of a run: its newest window, and its end."""
     return row["job_id"], row["number"], row["imported_at"], row["watched_until_s"]
 
 
 def _stored(row: dict[str, Any], report: Report | None) -> Stored:
     other = report is None and bool(row["analysed"])
-    same = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
+    fields = ("name", "job_id", "windows", "source", "imported_at", "started_at", "ended_at")
     return Stored(
-        **{field: row[field] for field in same},
+        **{field: row[field] for field in fields},
         window=row["number"],
         metadata=json.loads(row["metadata"]),
         kind=KINDS[row["kind"] if report is None else report.job.source],
@@ -476,7 +476,7 @@ class FleetStudy:
 
     def read_ahead(self) -> None:
         """Build the report in the background, so that the first request finds it ready."""
-        threading.Thread(target=_tried, args=(self.report,), daemon=True, name="fleet report").start()
+        threading.Thread(target=_prefetch, args=(self.report,), daemon=True, name="fleet report").start()
 
     def _report(self) -> FleetReport:
         jobs = counted_jobs(self._study)

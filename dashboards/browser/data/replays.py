@@ -46,13 +46,13 @@ LONGEST_ADDRESS = 7500
 MOST_WORKERS = 8
 #: Steps that one names.
 MOST_STEPS = 40
-#: Replays at the same time; each uses all cores by itself, so more would only take memory.
+#: Concurrent replays: each uses all cores, so more would only take memory.
 AT_ONCE = 2
 #: Answers kept in memory.
 ANSWERS_KEPT = 1024
 #: Questions that may wait for their turn.
 MOST_WAITING = 64
-#: A question that nobody has asked again for so long is dropped when its turn comes.
+#: A question that was not asked again for this long is dropped when its turn comes.
 ABANDONED_S = 90.0
 #: A question may take so long once its job is loaded.
 LONGEST_S = 120.0
@@ -61,7 +61,7 @@ MOST_OPS = 40_000_000
 
 
 class QueryAction(StrEnum):
-    """What happens to the selected ops: `peers` and `scale` are `whatif --fix`, `keep` is `whatif --keep`."""
+    """The change of the selected ops: `peers` and `scale` are `whatif --fix`, `keep` is `whatif --keep`."""
 
     PEERS = "peers"
     SCALE = "scale"
@@ -103,7 +103,7 @@ class WhatifQuery:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A question that somebody may want to ask about this job, in a few words."""
+    """A suggested question about this job, with a short title."""
 
     title: str
     query: WhatifQuery
@@ -166,14 +166,14 @@ def read_kept(text: str) -> tuple[tuple[WhatifQuery, ...], tuple[str, ...]]:
 def suggestions(report: Report) -> tuple[Suggestion, ...]:
     """Questions that suit the job: the places of its causes first, then the ones that tell compute from network."""
     by_query: dict[WhatifQuery, Suggestion] = {}
-    of_causes = (suggestion for cause in report.findings for suggestion in _at(report, cause.where))
-    for suggestion in (*of_causes, *_general(report)):
+    suggestions = (suggestion for cause in report.findings for suggestion in _place_suggestions(report, cause.where))
+    for suggestion in (*suggestions, *_general_suggestions(report)):
         by_query.setdefault(suggestion.query, suggestion)
     return tuple(by_query.values())
 
 
 def query_of(fix: Fix) -> WhatifQuery | None:
-    """A fix as a question of the same price, to be changed and asked; None if it is no edit of costs."""
+    """A fix as a question with the same price, which can be changed; None if it is not an edit of costs."""
     edit = fix.edit
     if not edit or len(edit) > LONGEST_SELECTION:
         return None
@@ -185,12 +185,12 @@ def query_of(fix: Fix) -> WhatifQuery | None:
     return WhatifQuery(edit)
 
 
-def _at(report: Report, where: Place) -> Iterator[Suggestion]:
+def _place_suggestions(report: Report, where: Place) -> Iterator[Suggestion]:
     """The place of a cause as fast as its peers, unless it is the whole job or too large to be named."""
     workers = [f"{worker.dp_rank},{worker.pp_rank}" for worker in where.workers[: MOST_WORKERS + 1]]
     if 0 < len(workers) <= MOST_WORKERS:
-        named = worker_words(report, where.workers[0]) if len(workers) == 1 else f"{len(workers)} workers"
-        place = f"Workers of {short(where.host)}" if where.host else named
+        workers_text = worker_words(report, where.workers[0]) if len(workers) == 1 else f"{len(workers)} workers"
+        place = f"Workers of {short(where.host)}" if where.host else workers_text
         yield Suggestion(f"{place} like peers", WhatifQuery(" or ".join(f"worker={worker}" for worker in workers)))
     elif not workers and where.links:
         yield from map(_link, where.links[:2])
@@ -198,8 +198,8 @@ def _at(report: Report, where: Place) -> Iterator[Suggestion]:
         stages = ",".join(map(str, where.pp_ranks))
         chunks = ",".join(map(str, where.chunks))
         query = f"stage={stages} and compute" + (f" and chunk={chunks}" if chunks else "")
-        of = f"model chunk {chunks} of " if chunks else ""
-        yield Suggestion(f"Computes of {of}stage {stages} like peers", WhatifQuery(query))
+        of_chunks = f"model chunk {chunks} of " if chunks else ""
+        yield Suggestion(f"Computes of {of_chunks}stage {stages} like peers", WhatifQuery(query))
     elif not workers and 0 < len(where.steps) <= MOST_STEPS:
         yield Suggestion("Slow steps like others", WhatifQuery(f"step={','.join(map(str, where.steps))}"))
 
@@ -220,7 +220,7 @@ def _link(link: Link) -> Suggestion:
     )
 
 
-def _general(report: Report) -> Iterator[Suggestion]:
+def _general_suggestions(report: Report) -> Iterator[Suggestion]:
     if report.what_if is not UNSET:  # alternatives for a run, not changes of ops
         edits = [price.scenario for price in report.what_if if price.step_s is not None]
         edits += [fix.edit for fix in report.fixes if fix.edit and fix.withheld is None]
@@ -251,7 +251,7 @@ def _general(report: Report) -> Iterator[Suggestion]:
 
 @dataclass(frozen=True, slots=True)
 class ChosenOps:
-    """What the controls of the page say: each the text of one part of a selection, empty where it says nothing."""
+    """The values of the controls of the page: each the text of one part of a selection, or empty."""
 
     kinds: tuple[str, ...] = ()
     stages: str = ""
@@ -287,9 +287,9 @@ class ChosenOps:
 
 
 IDLE, RANKS, CLASSES = "Why a GPU is idle", "Rank", "Op class, twice as fast"
-#: Questions of each heading; what takes less of the recording is none.
+#: Most questions below each heading, and the smallest share of the recording worth a question.
 MOST_ROWS, SMALLEST_SHARE = 5, 0.005
-#: Larger recordings are replayed only where somebody asks.
+#: Larger recordings are replayed only on request.
 _MOST_GPU_OPS = 500_000
 #: Which ops of a rank make its GPU idle, by reason. Others are no ops: nothing changes them.
 _KINDS = {
@@ -327,13 +327,13 @@ def gpu_questions(report: Report) -> tuple[GpuQuestion, ...]:
         return ()
     least_s = SMALLEST_SHARE * gpus[0].recording_s
     if len(gpus) == 1:
-        asked = [*_of_causes(report, gpus[0])]
+        questions = [*_cause_questions(report, gpus[0])]
     else:
-        asked = [*_idle_beyond_peers(report, gpus), *_of_ranks(report)]
-    return tuple(question for question in (*asked, *_of_classes(report, gpus)) if question.takes_s >= least_s)
+        questions = [*_idle_beyond_peers(report, gpus), *_rank_questions(report)]
+    return tuple(question for question in (*questions, *_class_questions(report, gpus)) if question.takes_s >= least_s)
 
 
-def _of_causes(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:
+def _cause_questions(report: Report, gpu: GpuInReport) -> Iterator[GpuQuestion]:
     """One GPU has no peers: its idleness without the causes that were found, all of a kind together."""
     reasons = {cause.kind: cause.spent.reason for cause in report.findings if cause.spent}
     fixes: dict[str | None, list[Fix]] = {kind: [] for kind in reasons}
@@ -358,21 +358,21 @@ def _idle_beyond_peers(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[
                 reasons.setdefault((gpu.rank, kind), row.reason)
     beyond = []
     for kind in {str(row.kind) for row in report.by_kind} & set(_KINDS.values()):
-        usual_s = median(of_rank[kind] for of_rank in idle.values())
-        beyond += [(of_rank[kind] - usual_s, kind, rank) for rank, of_rank in idle.items()]
+        usual_s = median(idle_s[kind] for idle_s in idle.values())
+        beyond += [(idle_s[kind] - usual_s, kind, rank) for rank, idle_s in idle.items()]
     for more_s, kind, rank in sorted(beyond, reverse=True)[:MOST_ROWS]:
         if more_s >= SMALLEST_SHARE * gpus[0].recording_s:
             query = WhatifQuery(f"kind={kind} and rank={rank}")
             yield GpuQuestion(IDLE, reasons[rank, kind], idle[rank][kind], query, rank)
 
 
-def _of_ranks(report: Report) -> Iterator[GpuQuestion]:
+def _rank_questions(report: Report) -> Iterator[GpuQuestion]:
     """The ranks that others wait for."""
     for row in sorted(report.by_rank or (), key=lambda row: -(row.sole_delay_s or 0.0))[:MOST_ROWS]:
         yield GpuQuestion(RANKS, f"rank {row.rank}", row.sole_delay_s or 0.0, WhatifQuery(f"rank={row.rank}"))
 
 
-def _of_classes(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQuestion]:
+def _class_questions(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQuestion]:
     """The classes of kernels that take longest, the mean of all ranks."""
     kinds, taken_s = {str(row.kind) for row in report.by_kind}, dict[str, float]()
     for kernel in (kernel for gpu in gpus for kernel in gpu.kernels if kernel.of_class in kinds):
@@ -382,7 +382,7 @@ def _of_classes(report: Report, gpus: Sequence[GpuInReport]) -> Iterator[GpuQues
 
 
 class Phase(StrEnum):
-    """What is under way for a question, in order."""
+    """The phases of answering a question, in order."""
 
     WAITING = "waiting for its turn"
     READING = "reading the trace"
@@ -414,7 +414,7 @@ class WhatifAnswer(Question, frozen=True):
 
     @property
     def recorded_s(self) -> float:
-        """The step, seconds, that what is saved is of."""
+        """The step before the change, seconds."""
         return self.step_time_s + self.saved_s
 
     @property
@@ -441,8 +441,7 @@ class _Run:
 class Replays:
     """Answers questions on jobs of a store, each once.
 
-    Asking again is how progress is watched, so a page that is left, a server that is restarted and a second process
-    need no care: who still wants the answer asks again.
+    Pages poll by asking again, so an abandoned page, a restarted server or a second process needs no clean-up.
     """
 
     def __init__(self, results: Results) -> None:
@@ -453,7 +452,7 @@ class Replays:
         self._loading = threading.Lock()
 
     def ask(self, stored: Stored, query: WhatifQuery, *, wait_s: float = 0.0) -> Status:
-        """What is known of the answer now, or after at most `wait_s` seconds; starts the replay when it is new."""
+        """The state of the answer now, or after at most `wait_s` seconds; starts the replay of a new question."""
         job = None if stored.report is None else stored.report.job
         ops = 0 if job is None else job.ops or job.gpu_ops or 0
         if ops > MOST_OPS:
@@ -512,7 +511,7 @@ class Replays:
 
     def _replayed(self, run: _Run) -> WhatifAnswer:
         run.status = Pending(Phase.READING)
-        with self._loading:  # one trace at a time: two people who ask about one job read it once
+        with self._loading:  # one trace at a time: concurrent questions about a job read it once
             job = self._results.job_of(run.stored)
             run.status = Pending(Phase.BUILDING)
             job.build()

@@ -1,4 +1,4 @@
-"""What pages offer of each kind of stored job. It is decided here: pages read it, and none asks which kind a job is."""
+"""The pages and words for each kind of stored job. Pages read them here and never test which kind a job is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracekit.dashboards.figures.lanes import LEVELS, LEVELS_OF_RL
 
 
 class TimelineWords(Struct, frozen=True):
-    """How the page Timeline speaks of a kind of job.
+    """The words of the page Timeline for a kind of job.
 
     `colours`: what they mean, `levels`: each of them, if ops have no peers. `group`: its rows without a group; `who`,
     `ranks`: of a row, and of the filter of rows; `find`: an example of ops; `longest`: the heading of the table and its
@@ -31,13 +31,11 @@ class TimelineWords(Struct, frozen=True):
 
 
 class StoredKind(Struct, frozen=True, kw_only=True):
-    """What pages offer of a kind of job.
-
-    `pages`: their addresses and titles. `no_workers`: why those about workers cannot show it, as the end of a sentence;
-    None if they can. `question`: what the page What-if asks for, `example`: such a text; `of_ops`: it selects ops,
-    which can be scaled or kept. `compared`: the modes of the page Compare with their names; `choose`: what to do there
-    first; `alike`: which jobs it suggests. `folded`: the heading below which the tables of a report are folded; None if
-    they are not.
+    """The pages and words for a kind of job. `pages`: addresses and titles. `no_workers`: why those about workers
+    cannot show it, as the end of a sentence; None if they can. `question`: what the page What-if asks for, `example`:
+    such a text; `of_ops`: it selects ops, which can be scaled or kept. `compared`: the modes of the page Compare with
+    their names; `choose`: what to do there first; `alike`: which jobs it suggests. `folded`: the heading below which
+    the tables of a report are folded; None if they are not.
     """
 
     pages: Mapping[str, str]

@@ -72,7 +72,7 @@ class Order(StrEnum):
 
 
 class Grouping(StrEnum):
-    """What a row is: a worker, or the pooled workers of a host or of a stage."""
+    """The content of a row: a worker, or the pooled workers of a host or of a stage."""
 
     WORKER = "worker"
     HOST = "host"
@@ -116,8 +116,8 @@ class Rows:
 
     def part(self, first: int, last: int) -> tuple[Ints, Ints]:
         """The pinned rows and those from `first` to before `last`: their workers, and the row of each from 0 on."""
-        shown = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
-        return self.worker[shown], np.unique(self.row[shown], return_inverse=True)[1]
+        visible = (self.row < self.pinned) | (self.row >= first) & (self.row < last)
+        return self.worker[visible], np.unique(self.row[visible], return_inverse=True)[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +164,16 @@ class TimelineState:
     def rows(self, ops: StepOps, workers: Ints, hosts: list[str]) -> Rows:
         """The rows of these workers, in their order. `hosts`: the host of each, empty where unknown."""
         cell = {(int(ops.dp_rank[number]), int(ops.pp_rank[number])): int(number) for number in workers}
-        entries = [("", [cell[at]]) for at in _cells(self.pinned) if at in cell]
+        entries = [("", [cell[place]]) for place in _cells(self.pinned) if place in cell]
         pinned = len(entries)
-        opened = {cell[at] for at in _cells(self.opened) if at in cell}
+        open_rows = {cell[place] for place in _cells(self.opened) if place in cell}
         groups: dict[str, list[int]] = {}
         for number, host in zip(workers.tolist(), hosts, strict=True):
             name = f"stage {ops.pp_rank[number]}" if self.group is Grouping.STAGE else host or "host unknown"
             groups.setdefault(name if self.group is not Grouping.WORKER else "", []).append(number)
         for name, members in groups.items():
             entries += [(name, members)] if name else []
-            entries += [("", [number]) for number in members] if not name or opened.intersection(members) else []
+            entries += [("", [number]) for number in members] if not name or open_rows.intersection(members) else []
         sizes = [len(members) for _, members in entries]
         worker = np.array([number for _, members in entries for number in members], np.int64)
         return Rows(np.repeat(np.arange(len(entries)), sizes), worker, [name for name, _ in entries], pinned)
@@ -186,8 +186,8 @@ class TimelineState:
         ranks, stages = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
         slowdown = np.ones((max(ops.dp_rank.max(), ranks.max()) + 1, max(ops.pp_rank.max(), stages.max()) + 1))
         slowdown[ranks, stages] = by_worker["slowdown"].to_numpy()
-        own = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
-        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -own))]
+        slowdowns = slowdown[ops.dp_rank[chosen], ops.pp_rank[chosen]]
+        return chosen[np.lexsort((ops.pp_rank[chosen], ops.dp_rank[chosen], -slowdowns))]
 
     def window(self, columns: int) -> Window | None:
         """The shown part of the step; None for all of it."""
@@ -204,19 +204,19 @@ class Read:
     remarks: tuple[str, ...]
 
 
-def state_of(results: Results, job: str, texts: Mapping[str, str]) -> Read:
+def state_of(results: Results, job: str, args: Mapping[str, str]) -> Read:
     """`read_state` for a stored job; one without workers has its ranks in their place."""
-    texts = {**texts, **results.stored(job).kind.timeline.fixed}
-    return read_state(texts, results.table(job, "by_step"), results.by_worker(job))
+    args = {**args, **results.stored(job).kind.timeline.fixed}
+    return read_state(args, results.table(job, "by_step"), results.by_worker(job))
 
 
-def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
-    """Parse the state in `texts`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
-    reader = _AddressReader(texts)
+def read_state(args: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.DataFrame) -> Read:
+    """Parse the state in `args`. `steps`, `by_worker`: the tables `by_step` and `by_worker` of the report."""
+    reader = _AddressReader(args)
     dp_rank, pp_rank = by_worker["dp_rank"].to_numpy(), by_worker["pp_rank"].to_numpy()
     slowest_step = int(steps["step"][int(steps["recorded_s"].arg_max() or 0)])
     recorded = np.sort(steps["step"].to_numpy())
-    step = reader.read("step", _whole, slowest_step, "a number")
+    step = reader.read("step", _integer, slowest_step, "a number")
     if step not in recorded:
         near = int(recorded[np.argmin(np.abs(recorded.astype(np.int64) - step))])
         reader.remark(
@@ -236,16 +236,16 @@ def read_state(texts: Mapping[str, str], steps: pl.DataFrame, by_worker: pl.Data
         top=reader.read("at", _worker, None, "DP,PP such as 3,1"),
         critical=reader.read("critical", {"no": False, "yes": True}.get, False, "one of no, yes"),
         group=reader.choice("group", Grouping, Grouping.WORKER),
-        find=reader.read("find", _words, "", "words in the name of an op"),
+        find=reader.read("find", _short_text, "", "words in the name of an op"),
         pinned=reader.read("pin", _pins, "", f"DP,PP such as 3,1, {MOST_PINNED} at most"),
         opened=reader.read("open", _matching(_WORKERS), "", "DP,PP such as 3,1"),
         range_ms=reader.read("range", _range, None, "milliseconds such as 200-400"),
         op=reader.read("op", _op_name, None, "DP,PP,KIND,SEQ such as 3,1,forward-compute,0"),
     )
-    return Read(*_settled(state, reader, dp_rank, pp_rank))
+    return Read(*_validated(state, reader, dp_rank, pp_rank))
 
 
-def _settled(
+def _validated(
     state: TimelineState, reader: _AddressReader, dp_rank: Ints, pp_rank: Ints
 ) -> tuple[TimelineState, tuple[str, ...]]:
     """Drop an invalid window and filters that match no worker; choose the default streams."""
@@ -268,7 +268,7 @@ def _settled(
             reader.remark(f"{name}={cell} is no worker of this job; it is left out")
         changes[field] = " ".join(cell for cell in text.split() if workers.issuperset(_cells(cell)))
     settled = replace(state, **changes)
-    if "streams" not in reader.texts and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
+    if "streams" not in reader.args and len(settled.matching(dp_rank, pp_rank)) > FEW_WORKERS:
         settled = replace(settled, streams=Streams.COMPUTE)
     return settled, tuple(reader.remarks)
 
@@ -276,8 +276,8 @@ def _settled(
 class _AddressReader:
     """Reads values from an address and collects remarks on invalid ones."""
 
-    def __init__(self, texts: Mapping[str, str]) -> None:
-        self.texts = texts
+    def __init__(self, args: Mapping[str, str]) -> None:
+        self.args = args
         self.remarks: list[str] = []
 
     def remark(self, text: str) -> None:
@@ -285,7 +285,7 @@ class _AddressReader:
 
     def read(self, name: str, parse: Callable[[str], _Value | None], default: _Value, expected: str) -> _Value:
         """Return the parsed value of that name, or the default with a remark if it is invalid."""
-        text = self.texts.get(name, "").strip()
+        text = self.args.get(name, "").strip()
         if not text:
             return default
         value = parse(text) if len(text) <= _MOST_TEXT else None
@@ -301,7 +301,7 @@ class _AddressReader:
         )
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
 
 
@@ -318,7 +318,7 @@ def _matching(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
     return lambda text: text if pattern.fullmatch(text) and text.isascii() else None
 
 
-def _words(text: str) -> str | None:
+def _short_text(text: str) -> str | None:
     return text if len(text) <= _LONGEST_FIND else None
 
 
@@ -400,11 +400,11 @@ def read_view(worker_map: WorkerMap, state: Mapping[str, Any]) -> WorkerView:
         view = choose_worker(worker_map, worker, view)
     if host:
         is_host = host in worker_map.hosts
-        view = replace(view, host=host) if is_host else _say(view, f"No host {short(host)!r} in this job.")
+        view = replace(view, host=host) if is_host else _warned(view, f"No host {short(host)!r} in this job.")
     if dp_rank or stage:
         box = Box(dp_rank or "", stage or "")
         words = f"No worker has DP rank {short(box.dp_ranks)!r} and stage {short(box.stages)!r}."
-        view = replace(view, box=box) if len(box.cells(worker_map)) else _say(view, words)
+        view = replace(view, box=box) if len(box.cells(worker_map)) else _warned(view, words)
     return view
 
 
@@ -423,11 +423,11 @@ def choose_box(worker_map: WorkerMap, columns: tuple[int, int], rows: tuple[int,
 def choose_step(worker_map: WorkerMap, step: str, view: WorkerView) -> WorkerView:
     """Return `view` at the analysed step next to `step`, with a remark if that is another one."""
     if not _NUMBER.fullmatch(step):
-        return _say(view, f"{short(step)!r} is not a step number: all steps are shown.")
+        return _warned(view, f"{short(step)!r} is not a step number: all steps are shown.")
     position = int(np.abs(worker_map.steps - int(step)).argmin())
     nearest = int(worker_map.steps[position])
     view = replace(view, position=position)
-    return view if nearest == int(step) else _say(view, f"Step {step} was not analysed: this is step {nearest}.")
+    return view if nearest == int(step) else _warned(view, f"Step {step} was not analysed: this is step {nearest}.")
 
 
 def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
@@ -435,21 +435,23 @@ def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> Worke
     if rank := _RANK.fullmatch(worker.strip()):
         cell = worker_map.cell_of_rank(int(rank[1]))
         return (
-            replace(view, cell=cell) if cell is not None else _say(view, f"No rank {rank[1]} was analysed in this job.")
+            replace(view, cell=cell)
+            if cell is not None
+            else _warned(view, f"No rank {rank[1]} was analysed in this job.")
         )
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
-        return _say(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
-    asked = Worker(int(match[1]), int(match[2]))
-    cell = worker_map.cell(asked)
+        return _warned(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
+    chosen = Worker(int(match[1]), int(match[2]))
+    cell = worker_map.cell(chosen)
     return (
         replace(view, cell=cell)
         if cell is not None
-        else _say(view, f"The worker at {asked.coordinates} was not analysed in this job.")
+        else _warned(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
     )
 
 
-def _say(view: WorkerView, text: str) -> WorkerView:
+def _warned(view: WorkerView, text: str) -> WorkerView:
     return replace(view, said=(*view.said, text))
 
 

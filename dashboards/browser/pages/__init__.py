@@ -19,7 +19,7 @@ page(
         html.H1("No such page"),
         problem(
             "This address names no page of the dashboard; it may have been cut when it was copied.",
-            way_on=dcc.Link("All jobs", href=href("/")),
+            link=dcc.Link("All jobs", href=href("/")),
         ),
     ],
     lambda *_: [],

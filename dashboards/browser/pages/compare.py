@@ -112,8 +112,8 @@ def _content(stored: Stored, report: Report, before_name: str, split: str) -> li
             )
         ]
     before, after = (
-        whole(each.name, of_job, results().worker_steps(each.name) if of_job.by_worker else None)
-        for each, of_job in ((other, other.report), (stored, report))
+        whole(side.name, job_report, results().worker_steps(side.name) if job_report.by_worker else None)
+        for side, job_report in ((other, other.report), (stored, report))
     )
     reports = {"before": other.report, "after": report}
     swap = dcc.Link("Swap before and after", href=href("/compare", job=other.name, **{"with": stored.name}))
@@ -156,9 +156,9 @@ def _by_step(stored: Stored, report: Report, split: str) -> list[Component]:
 
 def _nothing_chosen(stored: Stored, report: Report) -> Component:
     """Jobs that suggest themselves: those of the same sizes, the most similar names first."""
-    own = report.job.layout.to_dict() if report.job.layout else {}  # the list of jobs has null for none
-    same = [pl.col(size).eq_missing(pl.lit(own.get(size))) for size in ("dp", "pp", "tp", "cp", "vpp")]
-    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *same)["name"]
+    layout = report.job.layout.to_dict() if report.job.layout else {}  # the list of jobs has null for none
+    alike = [pl.col(size).eq_missing(pl.lit(layout.get(size))) for size in ("dp", "pp", "tp", "cp", "vpp")]
+    names = results().jobs().filter(pl.col("slowdown").is_not_null(), pl.col("name") != stored.name, *alike)["name"]
     close = difflib.get_close_matches(stored.name, names[:MOST_OFFERED].to_list(), n=MOST_SUGGESTED, cutoff=0.0)
     links = [
         dcc.Link(short(name), href=href("/compare", job=stored.name, **{"with": name}), className="chip-button")
@@ -218,12 +218,12 @@ clientside_callback(
 )
 
 
-def _reads(stored_results: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored_results: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
     """The other job, and the worker slowdowns of both."""
-    other = texts.get("with")
-    names = [texts["job"]] if other is None else [texts["job"], other]
+    other = args.get("with")
+    names = [args["job"]] if other is None else [args["job"], other]
     more = [] if other is None else [partial(stored_results.stored, other)]
     return [stored_results.jobs, *more, *(partial(stored_results.worker_steps, name) for name in names)]
 
 
-job_page(__name__, "/compare", build, _reads)
+job_page(__name__, "/compare", build, _prefetches)

@@ -1,4 +1,4 @@
-"""What the page Compare shows of two sides: the verdict, costs, steps, causes and workers.
+"""The panels of the page Compare: verdict, costs, steps, causes and workers of two sides.
 
 In: two sides and their reports. Out: Dash components.
 """
@@ -37,7 +37,7 @@ from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
 
-#: Workers listed, and rows of the table beside a map.
+#: Most workers listed, and rows of the table next to a map.
 MOST_WORKERS, MAP_ROWS = 20, 200
 #: A worker whose slowdown alone changed by less is not listed.
 LEAST_CHANGE = 0.01
@@ -45,7 +45,7 @@ _TONES = {ChangeEffect.BETTER: Tone.GOOD, ChangeEffect.WORSE: Tone.BAD}
 
 
 def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
-    """The answer in one sentence and every figure before and after. `extra`: what stands below the figures."""
+    """The answer in one sentence and every figure before and after. `extra`: shown below the figures."""
     judged = verdict(before, after)
     outcome: Component = html.Span(str(judged.outcome), className="badge")
     if judged.outcome in _TONES:
@@ -76,26 +76,26 @@ def _figures(before: Side, after: Side) -> Component:
         ),
         _row(
             ["GPU-hours lost a day"],
-            _exact(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
+            _without_interval(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
             "{:,.1f}".format,
             share=False,
         ),
-        _row(["Steps"], _exact(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
+        _row(["Steps"], _without_interval(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
     ]
     if before.tokens_per_s and after.tokens_per_s:
-        rows.append(_row(["Tokens a second"], _exact(before.tokens_per_s, after.tokens_per_s), three_digits))
+        rows.append(_row(["Tokens a second"], _without_interval(before.tokens_per_s, after.tokens_per_s), three_digits))
     heads = ["", f"Before: {short(before.title)}", f"After: {short(after.title)}", "Change", "95% interval"]
     return row_table(heads, rows, "Figures before and after", range(1, 5))
 
 
-def _exact(before: float, after: float) -> MeanDifference:
+def _without_interval(before: float, after: float) -> MeanDifference:
     return MeanDifference(float(before), float(after), None, None)
 
 
 def _row(
     title: list[Any], change: MeanDifference, show: Callable[[float], str], *, share: bool = True, points: bool = False
 ) -> list[Any]:
-    """`share`: the change is said in percent too. `points`: the values are percentages, their change is in points."""
+    """`share`: also give the change in percent. `points`: the values are percentages, their change is in points."""
     sign = "+" if change.difference > 0 else ""
     size = f" ({change.share:+.1%})" if share and change.before else ""
     interval = "" if change.low is None or change.high is None else f"{show(change.low)} to {show(change.high)}"
@@ -104,8 +104,8 @@ def _row(
 
 
 def cost_panels(before: Report, after: Report) -> Component:
-    """What op kinds and stages cost on either side."""
-    drawn = []
+    """The costs of op kinds and stages on either side."""
+    panels = []
     for title, rows, column, y in (
         ("op kind", "by_kind", "kind", ""),
         ("stage", "by_pp_rank", "pp_rank", "stage"),
@@ -119,15 +119,11 @@ def cost_panels(before: Report, after: Report) -> Component:
                 "change_s": [change.difference_s for change in changes],
             }
         )
-        picture = figure_panel(
-            ["Cost by ", term(title), ", each ", term("costs alone", "alone")],
-            costs(changes, viewer().theme, y=y),
-            label=f"What each {title} alone costs a step, before and after",
-            table=frame,
-            csv=inline_csv(frame),
-        )
-        drawn.append(picture)
-    return halves(*drawn)
+        heading = ["Cost by ", term(title), ", each ", term("costs alone", "alone")]
+        label = f"What each {title} alone costs a step, before and after"
+        fig = costs(changes, viewer().theme, y=y)
+        panels.append(figure_panel(heading, fig, label=label, table=frame, csv=inline_csv(frame)))
+    return halves(*panels)
 
 
 def step_panels(before: Side, after: Side, *, split: bool) -> Component:
@@ -145,7 +141,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
             for name, side in (("before", before), ("after", after))
         ]
     )
-    drawn = (
+    charts = (
         figure_panel(
             "Step times; dashed: mean",
             step_series(before, after, viewer().theme, split=split),
@@ -161,7 +157,7 @@ def step_panels(before: Side, after: Side, *, split: bool) -> Component:
             csv=inline_csv(frame),
         ),
     )
-    return halves(*drawn)
+    return halves(*charts)
 
 
 def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: str) -> Component:
@@ -172,7 +168,7 @@ def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: st
         ("New", [_cause(after, cause, "costs") for cause in change.new], "No cause is new."),
         (
             staying,
-            [_cause(after, now, "costs", was=was) for was, now in change.staying],
+            [_cause(after, later, "costs", earlier=earlier) for earlier, later in change.staying],
             "No other cause.",
         ),
     )
@@ -188,12 +184,12 @@ def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: st
     )
 
 
-def _cause(report: Report, cause: Finding, word: str, was: Finding | None = None) -> Component:
+def _cause(report: Report, cause: Finding, word: str, earlier: Finding | None = None) -> Component:
     words = cost_words(report, cause)
-    if was is None:
+    if earlier is None:
         words = words.replace("costs", word, 1)
-    elif was is not cause:
-        words = f"{cost_words(report, was).replace('costs', 'cost', 1)}, now {words}"
+    elif earlier is not cause:
+        words = f"{cost_words(report, earlier).replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause.since_step is None else f", since step {cause.since_step}"
     return html.Li(
         [
@@ -228,9 +224,9 @@ def _ranks(side: Side, report: Report) -> Ints:
     """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
     ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
     rows = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
-    for each in report.by_worker or ():
-        if each.rank is not None and each.dp_rank in rows:
-            ranks[rows[each.dp_rank], each.pp_rank] = each.rank
+    for worker_row in report.by_worker or ():
+        if worker_row.rank is not None and worker_row.dp_rank in rows:
+            ranks[rows[worker_row.dp_rank], worker_row.pp_rank] = worker_row.rank
     return ranks
 
 
@@ -267,8 +263,8 @@ def _largest(before: Side, after: Side, reports: Mapping[str, Report]) -> Compon
         )
     for name in ("before", "after"):
         columns = (pl.col(column).alias(f"{column} {name}") for column in ("rank", "host"))
-        named = reports[name].table("by_worker").select(*places, *columns)
-        changed = changed.join(named, on=places, how="left", maintain_order="left")
+        workers = reports[name].table("by_worker").select(*places, *columns)
+        changed = changed.join(workers, on=places, how="left", maintain_order="left")
     one_host = changed["host before"].equals(changed["host after"])
     hosts = ["host after"] if one_host else ["host before", "host after"]
     heads = ["Rank", *(["Host"] if one_host else ["Host before", "Host after"]), "DP rank, stage"]

@@ -1,4 +1,4 @@
-"""What the pages Job and Compare show of a job besides its findings: sections, and why one GPU of a recording waits."""
+"""Parts of the pages Job and Compare besides findings: sections, and why one GPU of a recording waits."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from tracekit.report.hardware import GpuInReport, MemoryPoint, NamedTime, OpTime
 from tracekit.report.report import Report
 from tracekit.report.tables import Picture, Series, ShareGrid, Table, frame_of
 
-#: What takes less, seconds, would be told as 0 us.
+#: Shorter times, seconds, would read 0 us.
 SHORTEST_S = 0.5e-6
-#: Reasons that are shown at once, names that are told for each, and rows that tell what changed.
+#: Reasons shown unfolded, names listed for each, and rows of changes.
 MOST_REASONS, MOST_NAMES, MOST_CHANGES = 3, 2, 12
-#: A name of so many characters fits anywhere.
+#: Characters of a name that fits everywhere.
 SHORT_NAME = 20
 #: Cells of a row of a table: what it is about, then figures as text and anything else as a component.
 Row = tuple[Any, ...]
-#: A table of at most so many columns fits into half of a page.
+#: Most columns of a table that fits into half of a page.
 NARROW = 5
 
 
@@ -51,16 +51,16 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
     """One GPU: the only one; of several, that of `rank`, else of the culprit, else the one that idles least. `q`: the
     filter of names.
     """
-    every = report.gpu_of_ranks
-    if not every:
+    gpus = report.gpu_of_ranks
+    if not gpus:
         return []
     chosen = [rank, *(str(culprit.rank) for culprit in report.answer.culprits)]
-    by_rank = {str(gpu.rank): gpu for gpu in every}
-    gpu = next((by_rank[one] for one in chosen if one in by_rank), min(every, key=lambda gpu: gpu.idle_s))
+    by_rank = {str(gpu.rank): gpu for gpu in gpus}
+    gpu = next((by_rank[number] for number in chosen if number in by_rank), min(gpus, key=lambda gpu: gpu.idle_s))
     heads, calls = ("Call", "Where", "Times", "Waits", "Idle after", "Without them saves"), gpu.synchronisations
     return [
-        _idle(gpu, _rank_links(stored, every, gpu)),
-        _named(gpu, q),
+        _idle(gpu, _rank_links(stored, gpus, gpu)),
+        _kernels_and_ops(gpu, q),
         folded_panel(
             "Calls that wait, copies, launches",
             _table("Calls that wait for the GPU", heads, map(_call, calls)),
@@ -71,40 +71,40 @@ def gpu_panels(stored: Stored, report: Report, rank: str, q: str) -> list[Compon
 
 
 def gpu_changes(before: Report, after: Report) -> list[Component]:
-    """What one GPU did before and after, for each step, what changed most first."""
+    """The work of one GPU in a step before and after, the largest change first."""
     if not (before.gpu and after.gpu):
         return []
     sides = _each_step(before), _each_step(after)
     return [panel(title, _changed(title, sides[0][title], sides[1][title])) for title in sides[0]]
 
 
-def _rank_links(stored: Stored, every: Sequence[GpuInReport], shown: GpuInReport) -> list[Any]:
+def _rank_links(stored: Stored, gpus: Sequence[GpuInReport], current: GpuInReport) -> list[Any]:
     links = [
-        html.B(f"rank {one.rank}", **attributes(aria_current="true"))
-        if one is shown
-        else dcc.Link(f"rank {one.rank}", href=href("/job", job=stored.name, rank=one.rank))
-        for one in every
+        html.B(f"rank {other.rank}", **attributes(aria_current="true"))
+        if other is current
+        else dcc.Link(f"rank {other.rank}", href=href("/job", job=stored.name, rank=other.rank))
+        for other in gpus
     ]
-    return links if len(every) > 1 else []
+    return links if len(gpus) > 1 else []
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Row]) -> Component:
-    """A table of these rows, figures to the right. `label`: what it lists."""
+    """A table with figures to the right. `label`: its content, for screen readers."""
     cells: list[list[Any]] = [
-        [cell if at and isinstance(cell, str) else html.Td(cell, className="what") for at, cell in enumerate(row)]
+        [cell if i and isinstance(cell, str) else html.Td(cell, className="what") for i, cell in enumerate(row)]
         for row in rows
     ]
-    figures = [at for at in range(1, len(heads)) if any(isinstance(row[at], str) for row in cells)]
+    figures = [column for column in range(1, len(heads)) if any(isinstance(row[column], str) for row in cells)]
     return row_table(heads, cells, label, figures) if cells else note("None.")
 
 
 def _name(text: str | None) -> Component:
     """A name of any length: its first line, and all of it while it has the focus."""
-    shown = printable(text) if text and text.strip() else "-"
-    return html.Div(shown, className="name", tabIndex=0, title=shown) if len(shown) > SHORT_NAME else html.Div(shown)
+    label = printable(text) if text and text.strip() else "-"
+    return html.Div(label, className="name", tabIndex=0, title=label) if len(label) > SHORT_NAME else html.Div(label)
 
 
-def _told(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
+def _time_and_share(gpu: GpuInReport, spent_s: float) -> tuple[str, str]:
     """A time, and its share of the recording."""
     return seconds(spent_s), f"{spent_s / (gpu.recording_s or 1.0):.1%}"
 
@@ -114,21 +114,21 @@ def _reason(reason: str) -> str:
 
 
 def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
-    """How long the GPU is busy, and by reason how long it is idle between its ops."""
+    """The busy time of the GPU, and its idle time between ops by reason."""
     parts = {
         "busy": gpu.busy_s,
         "idle between its ops": gpu.idle_s,
         "before its first op": gpu.before_first.seconds,
         "after its last op": gpu.after_last_s,
     }
-    times = ", ".join("{} {} ({})".format(name, *_told(gpu, spent)) for name, spent in parts.items())
+    times = ", ".join("{} {} ({})".format(name, *_time_and_share(gpu, spent)) for name, spent in parts.items())
     notes = [f"Of {seconds(gpu.recording_s)} recorded on rank {gpu.rank}: {times}. Shares are of the recording."]
-    if began := sorted(gpu.idle_opened_by.items(), key=lambda opened: -opened[1]):
-        notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(who, who)} {seconds(s)}' for who, s in began)}.")
+    if began := sorted(gpu.idle_opened_by.items(), key=lambda entry: -entry[1]):
+        notes.append(f"Gaps began with {', '.join(f'{GAP_BEGINS.get(kind, kind)} {seconds(s)}' for kind, s in began)}.")
     rows = [
-        (_reason(one.reason), *_told(gpu, one.seconds), f"{one.gaps:,}", _longest(one.names[:MOST_NAMES]))
-        for one in gpu.idle_by_reason
-        if one.seconds >= SHORTEST_S
+        (_reason(idle.reason), *_time_and_share(gpu, idle.seconds), f"{idle.gaps:,}", _longest(idle.names[:MOST_NAMES]))
+        for idle in gpu.idle_by_reason
+        if idle.seconds >= SHORTEST_S
     ]
     title, heads = "Why the GPU is idle", ("Why", "Idle", "Share", "Gaps", "Longest")
     tables = [_table(title, heads, rows[:MOST_REASONS])]
@@ -138,10 +138,10 @@ def _idle(gpu: GpuInReport, ranks: list[Any]) -> Component:
 
 
 def _before_first(gpu: GpuInReport) -> list[Component]:
-    """What happened before the GPU had anything to do."""
+    """The time before the first op of the GPU."""
     before = gpu.before_first
     reasons = sorted(before.by_reason.items(), key=lambda reason: -reason[1])
-    rows = [(_reason(why), *_told(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
+    rows = [(_reason(why), *_time_and_share(gpu, spent)) for why, spent in reasons if spent >= SHORTEST_S]
     table = _table("Before the first op of the GPU", ("Why", "Takes", "Share"), rows)
     title = f"Before its first op: {seconds(before.seconds)}"
     return [folded(title, halves(table, _longest(before.names)))] if rows else []
@@ -149,35 +149,35 @@ def _before_first(gpu: GpuInReport) -> list[Component]:
 
 def _longest(names: Iterable[NamedTime]) -> Component:
     parts = []
-    for named in names:
-        if named.seconds >= SHORTEST_S:
-            words = dict.fromkeys(filter(None, (named.name or NO_NAME, named.where)))
-            parts += [html.Dt(seconds(named.seconds)), html.Dd(_name(", ".join(words)))]
+    for time in names:
+        if time.seconds >= SHORTEST_S:
+            words = dict.fromkeys(filter(None, (time.name or NO_NAME, time.where)))
+            parts += [html.Dt(seconds(time.seconds)), html.Dd(_name(", ".join(words)))]
     return html.Dl(parts, className="longest")
 
 
-def _named(gpu: GpuInReport, q: str) -> Component:
+def _kernels_and_ops(gpu: GpuInReport, q: str) -> Component:
     """Kernels and operators by name, and the field that filters both."""
     kernels = [
         (
-            _name(one.name),
-            html.Span(one.of_class, className="badge"),
-            f"{one.count:,}",
-            *_told(gpu, one.seconds),
+            _name(kernel.name),
+            html.Span(kernel.of_class, className="badge"),
+            f"{kernel.count:,}",
+            *_time_and_share(gpu, kernel.seconds),
         )
-        for one in gpu.kernels
+        for kernel in gpu.kernels
     ]
     operators = [
-        (_name(one.name), _name(one.module), _shapes(one), f"{one.gpu_ops:,}", *_told(gpu, one.seconds))
-        for one in gpu.ops
+        (_name(op.name), _name(op.module), _shapes(op), f"{op.gpu_ops:,}", *_time_and_share(gpu, op.seconds))
+        for op in gpu.ops
     ]
     search = dcc.Input(id="names-q", value=q, type="search", placeholder="name, class, module", className="field")
-    said = html.Span(id="names-said", role="status")
+    status = html.Span(id="names-said", role="status")
     tables = [
         _table("Kernels", ("Kernel", "Class", "Times", "GPU time", "Share"), kernels),
         _table("Operators", ("Operator", "Module", "Shapes", "GPU ops", "GPU time", "Share"), operators),
     ]
-    field = html.Div([html.Label(["Filter", search]), said], className="filter")
+    field = html.Div([html.Label(["Filter", search]), status], className="filter")
     title = f"{len(kernels)} kernels and {len(operators)} operators"
     return folded_panel(title, field, html.Div(tables, id="names"), opened=bool(q))
 
@@ -205,18 +205,18 @@ def _call(call: Synchronisation) -> Row:
 def _copies(gpu: GpuInReport) -> Component:
     rows = [
         (
-            f"{printable(one.kind)}{', pageable' if one.pageable else ''}",
-            *(f"{getattr(one, name):,}" for name in ("count", "bytes")),
-            *(seconds(getattr(one, name)) for name in ("seconds", "exposed_s")),
+            f"{printable(transfer.kind)}{', pageable' if transfer.pageable else ''}",
+            *(f"{getattr(transfer, name):,}" for name in ("count", "bytes")),
+            *(seconds(getattr(transfer, name)) for name in ("seconds", "exposed_s")),
         )
-        for one in gpu.transfers
+        for transfer in gpu.transfers
     ]
     return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
 
 
 def _memory(gpu: GpuInReport) -> Iterator[Component]:
     if (memory := gpu.memory) is not None:
-        most = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
+        summary = f"At most {memory.peak_bytes / 1e9:.3g} GB given out, {memory.reserved_bytes / 1e9:.3g} GB kept"
         given_out = memory_over_time(memory)
         yield folded_panel(
             given_out.title,
@@ -225,7 +225,7 @@ def _memory(gpu: GpuInReport) -> Iterator[Component]:
                 label="Memory of the GPU over the recording",
                 table=frame_of(memory.points, MemoryPoint),
             ),
-            note(f"{most}. The largest of each of {len(memory.points)} intervals is drawn."),
+            note(f"{summary}. The largest of each of {len(memory.points)} intervals is drawn."),
         )
 
 
@@ -242,11 +242,13 @@ def _each_step(report: Report) -> dict[str, dict[str, float]]:
     """Seconds of a step by name, under the title of their table."""
     gpu, steps = report.gpu, report.steps_in_whole
     assert gpu, "asked for reports on one GPU"
-    idle = {_reason(one.reason): one.seconds for one in gpu.idle_by_reason}
+    idle = {_reason(part.reason): part.seconds for part in gpu.idle_by_reason}
     tables = {
         "What the GPU did": {"busy": gpu.busy_s, "before its first op": gpu.before_first.seconds, **idle},
-        "Findings, and what each takes": {f"{one.name}: {_reason(one.reason)}": one.seconds for one in gpu.findings},
-        "Kernels that changed": {one.name: one.seconds for one in gpu.kernels},
+        "Findings, and what each takes": {
+            f"{finding.name}: {_reason(finding.reason)}": finding.seconds for finding in gpu.findings
+        },
+        "Kernels that changed": {kernel.name: kernel.seconds for kernel in gpu.kernels},
     }
     return {title: {name: spent / steps for name, spent in rows.items()} for title, rows in tables.items()}
 
@@ -279,21 +281,16 @@ clientside_callback(
 
 
 def ranks_picture(stored: Stored, report: Report) -> list[Component]:
-    """What the GPU of each rank did, if that was recorded."""
+    """The GPU time of each rank, if recorded."""
     ranks: list[dict[str, Any]] = msgspec.to_builtins(report.by_rank or [])
     if not ranks or "compute_s" not in ranks[0]:
         return []
     if report.gpu:
         ranks = [ranks[0] | {"before_first_s": report.gpu.before_first.seconds}]
     times = rank_times(ranks)
-    drawn = figure_panel(
-        times.title,
-        picture(times, viewer().theme),
-        label="Time of each rank's GPU that was computing, exposed communication, or idle",
-        table=pl.DataFrame(ranks, infer_schema_length=None),
-        csv=href("/download/by_rank.csv", job=stored.name),
-    )
-    return [drawn]
+    table, csv = pl.DataFrame(ranks, infer_schema_length=None), href("/download/by_rank.csv", job=stored.name)
+    label = "Time of each rank's GPU that was computing, exposed communication, or idle"
+    return [figure_panel(times.title, picture(times, viewer().theme), label=label, table=table, csv=csv)]
 
 
 def pictures_of_sections(report: Report) -> list[Component]:
@@ -334,8 +331,8 @@ def sections(stored: Stored, report: Report) -> list[Component]:
     ]
     if not tables:
         return []
-    shown = html.Div(tables, className="row")
-    return [shown if stored.kind.folded is None else folded_panel(stored.kind.folded, shown)]
+    tables_row = html.Div(tables, className="row")
+    return [tables_row if stored.kind.folded is None else folded_panel(stored.kind.folded, tables_row)]
 
 
 def _section_table(section: Table) -> Component:

@@ -28,15 +28,15 @@ def build(job: str | None = None, **_: str) -> list[Component]:
     hangs = results().store.hangs(job)
     incidents = [] if hangs else [incident for incident in results().incidents(job) if incident.cause.kind == HANG]
     if not hangs and not incidents and job is not None:
-        results().stored(job)  # raises where there is no such job
+        results().stored(job)  # raises if there is no such job
     head = _head(job)
     if incidents:
         return [*head, *map(_without_report, incidents[:MOST_HANGS])]
     if not hangs:
         watch = command("collect", "--hang-after", "120", "--store", results().path, "--", "COMMAND")
-        how = f"`{watch}` watches a job, and keeps what it sees here."
-        whose = "in this store" if job is None else f"of {short(job)}"
-        return [*head, panel("No hang", html.P(f"No hang {whose} was recorded."), note(how))]
+        advice = f"`{watch}` watches a job, and keeps what it sees here."
+        scope = "in this store" if job is None else f"of {short(job)}"
+        return [*head, panel("No hang", html.P(f"No hang {scope} was recorded."), note(advice))]
     newest = hangs[0]
     nodes = fold(newest.report)
     table = node_table(nodes)
@@ -53,7 +53,7 @@ def build(job: str | None = None, **_: str) -> list[Component]:
         width=graph_width(nodes),
         extra=html.Span("culprits at the left, then those that wait for them, by process group", className="note"),
     )
-    return [*head, _verdict(newest), graph, *_stacks(newest.report), *_others(hangs[1:])]
+    return [*head, _verdict(newest), graph, *_stacks(newest.report), *_earlier_hangs(hangs[1:])]
 
 
 def _head(job: str | None) -> list[Component]:
@@ -77,7 +77,7 @@ def _verdict(hang: StoredHang) -> Component:
         html.P(f"{short(hang.job)}, {viewer().moment(hang.found_at)}", className="note"),
         html.P(report.headline, className="verdict"),
         *([html.P(["Do first: ", html.B(report.first_step)])] if report.first_step else []),
-        html.Ol([html.Li(_culprit(each)) for each in report.culprits[:MOST_CULPRITS]], className="causes"),
+        html.Ol([html.Li(_culprit(culprit)) for culprit in report.culprits[:MOST_CULPRITS]], className="causes"),
         *([note(f"and {counted(more, 'more culprit')}: see the table")] if more > 0 else []),
         *[
             problem(
@@ -91,7 +91,7 @@ def _verdict(hang: StoredHang) -> Component:
 
 
 def _without_report(incident: Incident) -> Component:
-    """What its incident says about a hang whose report is gone."""
+    """A hang whose report was removed, from its incident."""
     check = command("store", "check", "--store", results().path)
     return panel(
         "Verdict",
@@ -134,7 +134,7 @@ def _stacks(report: HangReport) -> list[Component]:
     return [panel("Stacks, the fewest ranks first", *parts, *more)]
 
 
-def _others(hangs: tuple[StoredHang, ...]) -> list[Component]:
+def _earlier_hangs(hangs: tuple[StoredHang, ...]) -> list[Component]:
     if not hangs:
         return []
     rows = [

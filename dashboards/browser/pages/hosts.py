@@ -20,7 +20,7 @@ from tracekit.dashboards.browser.ui.shell import opens_links, page
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.finding import kind_words
 
-#: A host is judged by so many of its newest jobs.
+#: The newest jobs of a host by which it is judged.
 LAST_JOBS = 9
 #: Hosts and GPUs that are listed, and windows of one host.
 MOST_LISTED, MOST_WINDOWS = 100, 1000
@@ -29,38 +29,38 @@ MOST_LISTED, MOST_WINDOWS = 100, 1000
 def build(q: str = "", host: str = "", **_: str) -> list[Component]:
     """`q`: text that the name of a host, or the UUID or host of a GPU, contains; `host`: the one host to show."""
     if host:
-        return _of_host(host)
+        return _host_page(host)
     reads = results()
     tables = [
-        _history_panel(title, what, read(q, last=LAST_JOBS, most=MOST_LISTED), everyone=bool(q))
-        for title, what, read in (
+        _history_panel(title, noun, read(q, last=LAST_JOBS, most=MOST_LISTED), searched=bool(q))
+        for title, noun, read in (
             ("Hosts, the most frequent culprits first", "Host", reads.host_history),
             ("GPUs that were culprits", "GPU", reads.gpu_history),
         )
     ]
-    shown = [table for table in tables if table is not None]
-    if not shown:
+    panels = [table for table in tables if table is not None]
+    if not panels:
         why = (
             f"No host or GPU has {short(q)!r} in its name." if q else "No job in this store says on which hosts it ran."
         )
-        way_on = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
-        shown = [panel("No host", note(why), *way_on)]
-    said = note(
+        all_hosts = [html.P(dcc.Link("All hosts", href=href("/hosts")))] if q else []
+        panels = [panel("No host", note(why), *all_hosts)]
+    explanation = note(
         "A host or GPU is the culprit of a job if a trusted window of it has a cause that costs 5% of the step and"
         " sits on this host, or this GPU, alone. That calls for a check of it. Drain a host only if a recording shows"
         " its hardware at fault: the pages Job and Workers say so."
     )
     field = text_field("hosts-q", "Host or GPU", q, placeholder="part of its name", style="wide", sent_as="q")
     search = html.Form(field, action=href("/hosts"), method="GET", role="search")
-    return [html.H1("Hosts"), search, said, *shown]
+    return [html.H1("Hosts"), search, explanation, *panels]
 
 
-def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: bool) -> Component | None:
+def _history_panel(title: str, noun: str, machines: pl.DataFrame, *, searched: bool) -> Component | None:
     """A row per host or GPU that was a culprit, or per one found; None where none is known."""
     if machines.is_empty():
         return None
     listed = machines["found"][0]
-    machines = machines if everyone else machines.filter(pl.col("blamed") > 0)
+    machines = machines if searched else machines.filter(pl.col("blamed") > 0)
     if machines.is_empty():
         return panel(title, note(f"None of {listed:,} was ever the culprit."))
     rows = [
@@ -72,10 +72,10 @@ def _history_panel(title: str, what: str, machines: pl.DataFrame, *, everyone: b
         ]
         for row in machines.iter_rows(named=True)
     ]
-    table = row_table((what, "History", "In which jobs", "Last seen"), rows, f"{what}s")
+    table = row_table((noun, "History", "In which jobs", "Last seen"), rows, f"{noun}s")
     more = listed - machines.height
-    said = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
-    return panel(title, table, *([note(said)] if more else []))
+    remark = f"{more:,} more are not listed: they were the culprit less often, or never. Search for a part of the name."
+    return panel(title, table, *([note(remark)] if more else []))
 
 
 def _machine(row: dict[str, Any]) -> Any:
@@ -85,7 +85,7 @@ def _machine(row: dict[str, Any]) -> Any:
     return [html.B(short(row["machine"])), *([f" on {short(row['host'])}"] if row["host"] else [])]
 
 
-def _of_host(host: str) -> list[Component]:
+def _host_page(host: str) -> list[Component]:
     """One host: what it cost each window of its jobs over time, and its jobs."""
     windows = results().on_host(host, MOST_WINDOWS)
     head = [html.H1(short(host)), html.P(dcc.Link("All hosts", href=href("/hosts")))]
@@ -114,17 +114,17 @@ def _of_host(host: str) -> list[Component]:
         for row in jobs.iter_rows(named=True)
     ]
     tone, moments = Tone.BAD if blamed.height else Tone.GOOD, windows["at_s"].to_list()
-    beside_s = max(0.02 * (max(moments) - min(moments)), 60.0)
-    ends = min(moments) - beside_s, max(moments) + beside_s
+    margin_s = max(0.02 * (max(moments) - min(moments)), 60.0)
+    ends = min(moments) - margin_s, max(moments) + margin_s
     title = f"{viewer().moment(min(moments))} to {viewer().moment(max(moments))}"
-    drawn = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
+    fig = cost_over_time(windows, viewer().theme, lambda job, number: href("/job", job=job, window=number))
     heads = ("Job", "Windows", "Cost at worst", "Causes on this host alone", "Last window")
     return [
         *head,
         html.Section(html.P(f"{words}.", className="verdict"), className=f"panel hero {tone}"),
         figure_panel(
             "What it cost each window of its jobs",
-            on_the_clock(drawn, ends, None, viewer().zone, title),
+            on_the_clock(fig, ends, None, viewer().zone, title),
             label="Share of the step that causes on this host alone took, a point for each window of its jobs",
             table=windows.select("job", "number", "at_s", "share"),
             id="host-cost",
@@ -144,18 +144,18 @@ def _jobs(row: dict[str, Any]) -> list[Any]:
     return [
         html.Div(
             [
-                dcc.Link(short(one["job"]), href=href("/job", job=one["job"], window=one["number"])),
-                f": {', '.join(map(kind_words, one['kinds'].split(', ')))}",
+                dcc.Link(short(window["job"]), href=href("/job", job=window["job"], window=window["number"])),
+                f": {', '.join(map(kind_words, window['kinds'].split(', ')))}",
             ]
         )
-        for one in row["culprit_in"] or ()
+        for window in row["culprit_in"] or ()
     ]
 
 
-def _reads(reads: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
-    ask = {"last": LAST_JOBS, "most": MOST_LISTED}
-    return [partial(read, texts.get("q", ""), **ask) for read in (reads.host_history, reads.gpu_history)]
+def _prefetches(reads: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
+    limits = {"last": LAST_JOBS, "most": MOST_LISTED}
+    return [partial(read, args.get("q", ""), **limits) for read in (reads.host_history, reads.gpu_history)]
 
 
 opens_links("host-cost")
-page(__name__, "/hosts", "Hosts", build, _reads)
+page(__name__, "/hosts", "Hosts", build, _prefetches)

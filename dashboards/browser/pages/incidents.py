@@ -1,4 +1,4 @@
-"""Incidents: what goes on in all jobs, the costliest first, then what is over and how long it lasted."""
+"""Incidents: the open ones of all jobs, the costliest first, then closed ones with their duration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COSTLIEST = "GPU-hours a day"
 
 COLUMNS = ("Incident", "Job", "What", "Lost", "GPU-hours a day", "Owner", "Since", "Lasted")
 _FIGURES = (3, 4, 7)
-#: The orders of columns that can be sorted. Those that nobody takes come first.
+#: The orders of columns that can be sorted. Those without an owner come first.
 ORDERS: dict[str, Callable[[Handled], Any]] = {
     "Job": lambda handled: handled.incident.job,
     "Lost": lambda handled: -handled.incident.cause.share,
@@ -48,17 +48,17 @@ ORDERS: dict[str, Callable[[Handled], Any]] = {
 
 def build(sort: str = "", **_: str) -> list[Component]:
     """The open ones by column `sort`, then the newest closed ones."""
-    incidents, (running, over) = results().incidents(only_open=True), results().count_incidents()
+    incidents, (running, closed_count) = results().incidents(only_open=True), results().count_incidents()
     chosen = sort if sort in ORDERS else _COSTLIEST
     listed = sorted(handled(incidents), key=ORDERS[chosen])[:MOST_LISTED]
     none = note("No cause costs any watched job 5% of its step, and none hangs.")
     table = incident_table(listed, [_head(name, chosen) for name in COLUMNS]) if listed else none
     cut = f", the first {MOST_LISTED} of them" if running > MOST_LISTED else ""
     parts = [html.H1("Incidents"), panel(f"{running:,} open{cut}", table, id="incidents")]
-    if over:
-        cut = f", the newest {MOST_LISTED} of them" if over > MOST_LISTED else ""
-        closed = [one for one in results().incidents(most=MOST_LISTED) if one.closed_at is not None]
-        parts.append(panel(f"{over:,} closed{cut}", incident_table(handled(closed))))
+    if closed_count:
+        cut = f", the newest {MOST_LISTED} of them" if closed_count > MOST_LISTED else ""
+        closed = [incident for incident in results().incidents(most=MOST_LISTED) if incident.closed_at is not None]
+        parts.append(panel(f"{closed_count:,} closed{cut}", incident_table(handled(closed))))
     return parts
 
 
@@ -80,12 +80,16 @@ class Handled:
 
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
-    """What is known of each."""
+    """The incidents with their changes and the GPU-hours that they lost."""
     gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
-    return [Handled(one, results().store.handled(one.incident_id), _lost(one, gpus.get(one.job))) for one in incidents]
+    changes_of = results().store.handled
+    return [
+        Handled(incident, changes_of(incident.incident_id), _lost_gpu_hours(incident, gpus.get(incident.job)))
+        for incident in incidents
+    ]
 
 
-def _lost(incident: Incident, gpus: int | None) -> float | None:
+def _lost_gpu_hours(incident: Incident, gpus: int | None) -> float | None:
     if gpus is None and incident.cause.kind == HANG:  # before the job had a trace
         gpus = results().hung_ranks(incident.job)
     return None if gpus is None else 24 * gpus * incident.cause.share
@@ -95,28 +99,28 @@ def incident_table(rows: Sequence[Handled], heads: Sequence[Any] = COLUMNS, *, o
     """One row per incident; an open one names the culprit and what to do, and can be acknowledged. `of_job`: on a page
     about their job, which rows then do not name.
     """
-    shown = [[*heads], *map(_row, rows)]
-    for cells in shown if of_job else ():
+    columns = [[*heads], *map(_row, rows)]
+    for cells in columns if of_job else ():
         del cells[COLUMNS.index("Job")]
-    return row_table(shown[0], shown[1:], "Incidents", [column - of_job for column in _FIGURES])
+    return row_table(columns[0], columns[1:], "Incidents", [column - of_job for column in _FIGURES])
 
 
 def _row(handled: Handled) -> list[Any]:
     incident, is_open = handled.incident, handled.incident.closed_at is None
-    path, asked = evidence(incident)
-    what: list[Component] = [
-        html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **asked), className="incident"))
+    path, query = evidence(incident)
+    content: list[Component] = [
+        html.Div(dcc.Link(printable(incident.cause.what), href=href(path, **query), className="incident"))
     ]
     if is_open:
         advised = {title: html.Div([html.B(f"{title}: "), printable(text)]) for title, text in advice(incident)}
         first = [advised.pop(title) for title in ("Who", "Do") if title in advised]
-        what += [html.Div(first, className="note"), *([folded("More", *advised.values())] if advised else [])]
+        content += [html.Div(first, className="note"), *([folded("More", *advised.values())] if advised else [])]
     history = [html.Div(words, className="note") for words in handling(handled.changes, viewer().moment)]
-    what += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
+    content += [*([folded(f"Earlier: {len(history) - 1}", *history[:-1])] if history[1:] else []), *history[-1:]]
     return [
-        [f"{incident.incident_id} ", *_state(handled)],
+        [f"{incident.incident_id} ", *_state_cell(handled)],
         dcc.Link(short(incident.job), href=href("/job", job=incident.job)),
-        what,
+        content,
         percent(incident.cause.share),
         "-" if handled.lost is None else f"{handled.lost:,.1f}",
         [html.Span(short(owner_of(handled.changes) or "none")), *([" ", _button(handled)] if is_open else [])],
@@ -125,8 +129,8 @@ def _row(handled: Handled) -> list[Any]:
     ]
 
 
-def _state(handled: Handled) -> list[Component]:
-    """Whether an open incident is muted, or nobody has taken it yet; whether a closed one may come back."""
+def _state_cell(handled: Handled) -> list[Component]:
+    """Whether an open incident is muted or has no owner yet; whether a closed one may open again."""
     if handled.incident.closed_at is not None:
         settled = handled.incident.settled
         return [badge("closed" if settled else "may come back", Tone.GOOD if settled else Tone.UNSURE, loud=False)]

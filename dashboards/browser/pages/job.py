@@ -73,7 +73,7 @@ MOST_CAUSES = 3
 AnswerRow = tuple[str, str | None, Component | None]
 #: Windows that are counted around the one shown, and those that are listed with their headline.
 MOST_AROUND, MOST_LISTED = 60, 20
-#: A watched job is stale after so many lengths of a window and so long, seconds: as `TracekitStoppedReporting` is due.
+#: A watched job is stale after this many window lengths and this many seconds, like `TracekitStoppedReporting`.
 STALE_WINDOWS, STALE_S = 5, 60.0
 
 _HEADS = ("Cause", "Where", "Lost", "GPU-hours", "Steps", "When", "State")
@@ -82,12 +82,12 @@ _TONES = {State.OPEN: Tone.BAD, State.OVER: Tone.GOOD, State.ENDED: Tone.UNSURE}
 
 def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str) -> list[Component]:
     """The page of one job. `rank`: whose GPU to show; `q`: the filter of kernels and operators."""
-    beside = pictures(stored, report)
+    charts = pictures(stored, report)
     return [
         *window_bar(stored),
         *open_incidents(stored),
         *run_panel(stored, report),
-        html.Div([hero(stored, report), *beside], className="first-screen" if beside else None),
+        html.Div([hero(stored, report), *charts], className="first-screen" if charts else None),
         *_causes(stored, report),
         *_fixes(stored, report),
         *_applied(stored.name),
@@ -95,7 +95,7 @@ def build(stored: Stored, report: Report, rank: str = "", q: str = "", **_: str)
         *gpu_panels(stored, report, rank, q),
         *sections(stored, report),
         *history(stored),
-        _about(stored, report),
+        _about_panel(stored, report),
     ]
 
 
@@ -118,18 +118,18 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
     if cause.effect != report.answer.why:
-        if cause.spent or cause.kind in advised(report):  # time that was seen to be spent is no replay's figure
+        if cause.spent or cause.kind in advised(report):  # time seen in the recording is not from a replay
             parts += _labelled(cause, [("What to do", "suggested_fix")])
         evidence.insert(0, ("More to check", "next_check"))
-    figures = [html.Ul([html.Li(one.words) for one in cause.evidence], className="evidence")]
+    figures = [html.Ul([html.Li(remark.words) for remark in cause.evidence], className="evidence")]
     foot = [folded("Evidence", *(figures if cause.evidence else []), *_labelled(cause, evidence))]
     if costs or cause.suggested_fix:
-        foot += _ways_on(stored, cause)
+        foot += _links(stored, cause)
     return [*parts, html.Div(foot, className="ways-on")]
 
 
 def _effect(cause: Finding, *, costs: bool) -> str:
-    """What a cause does; of what a recording's time is spent on, also the line of Python, or why it has no price."""
+    """The effect of a cause; for causes in a recording, also the line of Python, or why it has no price."""
     words, spent = [cause.effect], cause.spent
     if spent and spent.where and (where := code_name(spent.where)) not in words[0]:
         words.append(f"at {where}")
@@ -143,20 +143,20 @@ def _labelled(cause: Finding, rows: Sequence[tuple[str, str]]) -> list[Component
     labels = [
         (html.Span(f"{label}: ", className="label"), getattr(cause, key)) for label, key in rows if getattr(cause, key)
     ]
-    return [html.Div(list(each)) for each in labels]
+    return [html.Div(list(parts)) for parts in labels]
 
 
-def _ways_on(stored: Stored, cause: Finding) -> list[Component]:
+def _links(stored: Stored, cause: Finding) -> list[Component]:
     """Where the cause can be seen: on the map with its place marked, and op by op in a step in which it acts."""
     where = cause.where
     workers = where.workers
     worker = f"{workers[0].dp_rank},{workers[0].pp_rank}" if len(workers) == 1 else None
     step = where.steps[0] if where.steps else cause.since_step
-    ways = {
-        "Show on the worker map": _of_workers(stored, "/workers", worker=worker, host=where.host or None),
-        "Show op by op": _of_workers(stored, "/timeline", worker=worker, step=step),
+    links = {
+        "Show on the worker map": _workers_address(stored, "/workers", worker=worker, host=where.host or None),
+        "Show op by op": _workers_address(stored, "/timeline", worker=worker, step=step),
     }
-    return [dcc.Link(words, href=address) for words, address in ways.items() if address is not None]
+    return [dcc.Link(words, href=address) for words, address in links.items() if address is not None]
 
 
 def _times(fix: Fix) -> list[str]:
@@ -173,8 +173,8 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     hours = ["GPU-hours a day"] if report.assumptions else []
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
-    then = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
-    heads = ["Fix", *where, term("sure", "Sure"), then, f"Saved per {whole}", *map(term, hours)]
+    after = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
+    heads = ["Fix", *where, term("sure", "Sure"), after, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:
         confidence = fix.confidence
@@ -186,18 +186,18 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
             a_day = [f"{fix.saved_gpu_hours_per_day or 0.0:,.1f}"] if hours else []
             cells += [*_times(fix), *a_day]
         rows[confidence is not None].append(cells)
-    of_cause, of_any_job = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
-    said = [note(f"{words}.") for words in report.assumptions]
+    cause_title, other_title = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
+    notes = [note(f"{words}.") for words in report.assumptions]
     tables = [
-        row_table(heads, rows[each], label, range(1 + len(where), len(heads)))
-        for each, label in ((True, of_cause), (False, of_any_job))
+        row_table(heads, rows[for_cause], label, range(1 + len(where), len(heads)))
+        for for_cause, label in ((True, cause_title), (False, other_title))
     ]
-    priced = [tables[0], *said]
+    priced = [tables[0], *notes]
     if levels := fix_levels(stored, report):
         priced = [waterfall(levels), folded(f"All fixes, priced: {len(rows[True])}", *priced)]
     return [
-        *([panel(of_cause, *priced)] if rows[True] else []),
-        *([folded_panel(of_any_job, tables[1], *said)] if rows[False] else []),
+        *([panel(cause_title, *priced)] if rows[True] else []),
+        *([folded_panel(other_title, tables[1], *notes)] if rows[False] else []),
     ]
 
 
@@ -213,7 +213,7 @@ def _applied(name: str) -> list[Component]:
 
 
 def _title(fix: Fix) -> list[Any]:
-    """What to do, whether it is a bound, and what its price takes for granted."""
+    """The title of a fix, whether its saving is a bound, and the assumptions of its price."""
     title: list[Any] = [fix.title]
     if fix.bound:
         title += [" (", term("at most"), ")"]
@@ -222,13 +222,13 @@ def _title(fix: Fix) -> list[Any]:
     return title
 
 
-def _about(stored: Stored, report: Report) -> Component:
-    who = viewer()
+def _about_panel(stored: Stored, report: Report) -> Component:
+    user = viewer()
     rows: dict[str, Any] = {
         "Analysed": short(report.job.sizes),
-        "First step": who.moment(stored.started_at),
-        "Last step": who.moment(stored.ended_at),
-        "Imported": who.moment(stored.imported_at),
+        "First step": user.moment(stored.started_at),
+        "Last step": user.moment(stored.ended_at),
+        "Imported": user.moment(stored.imported_at),
         "Source": short(stored.source),
     }
     if isinstance(source := stored.metadata.get("layout_source"), str):
@@ -249,10 +249,10 @@ def _about(stored: Stored, report: Report) -> Component:
 def hero(stored: Stored, report: Report) -> Component:
     """What, who, why, what to do first, what that saves, and whether to believe it: each with the way to see it."""
     verdict, trust = headline(report), report.trust
-    now = "Now: " if run_of_several(report) else ""
+    prefix = "Now: " if run_of_several(report) else ""
     rows = [row for row in _rows(stored, report) if row[1]]
     parts: list[Any] = [
-        html.P(f"{now}{verdict.sentence}", className="verdict"),
+        html.P(f"{prefix}{verdict.sentence}", className="verdict"),
         _action(stored, report),
         html.Dl(
             [part for label, words, link in rows for part in (html.Dt(label), html.Dd([words, " ", link]))],
@@ -270,26 +270,26 @@ def _action(stored: Stored, report: Report) -> Component:
     if action is None:
         healthy = headline(report).tone is Tone.GOOD
         nothing = "Nothing to do in this window." if stored.windows > 1 else "Nothing to do."
-        said = nothing if healthy else f"No advice: {why_no_advice(report)}."
-        return html.Div(html.P(said), className="action")
+        message = nothing if healthy else f"No advice: {why_no_advice(report)}."
+        return html.Div(html.P(message), className="action")
     first = html.P([html.Span("Do this first: ", className="label"), html.B(action[0])])
-    then = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
-    parts = [*then, way(stored, "price other fixes", "/whatif")]
-    return html.Div([first, html.P([each for part in parts for each in (part, " ")])], className="action")
+    details = [f"{words.rstrip('.')}." for words in (action[1], node_words(report)) if words]
+    parts = [*details, page_link(stored, "price other fixes", "/whatif")]
+    return html.Div([first, html.P([child for part in parts for child in (part, " ")])], className="action")
 
 
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
     trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
-    path = way(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
+    path = page_link(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
     why, since = answer.why, since_words(report, viewer().zone)
     if why and main_clause(why) in answer.headline:
         why = None
     return [
-        ("Who", answer.who and answer.who + since, way(stored, "worker map", "/workers", worker=culprit(report))),
+        ("Who", answer.who and answer.who + since, page_link(stored, "worker map", "/workers", worker=culprit(report))),
         ("Why", why, path),
-        ("Costs", answer.cost, path if why is None else way(stored, "steps", "/workers")),
+        ("Costs", answer.cost, path if why is None else page_link(stored, "steps", "/workers")),
         ("More to check", answer.check, None),
         ("Run", others_note(stored, report), None),
         ("Trust", trust, None),
@@ -297,13 +297,13 @@ def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     ]
 
 
-def way(stored: Stored, words: str, path: str, **state: object) -> Component | None:
+def page_link(stored: Stored, words: str, path: str, **state: object) -> Component | None:
     """A link to a page of the job that is about workers; None if the job has none."""
-    address = _of_workers(stored, path, **state)
+    address = _workers_address(stored, path, **state)
     return None if address is None else dcc.Link(words, href=address, className="way")
 
 
-def _of_workers(stored: Stored, path: str, **state: object) -> str | None:
+def _workers_address(stored: Stored, path: str, **state: object) -> str | None:
     """The address of a page of the job that is about workers; None if the job has none."""
     return href(path, job=stored.name, **state) if stored.has_rows("by_worker") else None
 
@@ -315,7 +315,7 @@ def culprit(report: Report) -> str | None:
 
 
 def pictures(stored: Stored, report: Report) -> list[Component]:
-    """Beside the answer: the worker map and the steps, small, or the GPU time of the ranks."""
+    """Next to the answer: small charts of workers and steps, or the GPU time of the ranks."""
     if not report.by_worker:
         return ranks_picture(stored, report)
     worker_map = results().worker_map(stored.name)
@@ -326,12 +326,12 @@ def pictures(stored: Stored, report: Report) -> list[Component]:
 
 
 def fix_levels(stored: Stored, report: Report) -> list[Level]:
-    """Recorded, each fix of the best combination on top of those before it, and what is left; empty without one."""
+    """The recorded step, the step after each fix of the best combination, and the rest; empty without a combination."""
     fixes = [fix for fix in report.fixes if fix.kind == "combination" and fix.withheld is None]
     if not fixes:
         return []
     step_s, theme = report.step_time_s.recorded, viewer().theme
-    workers, whatif = _of_workers(stored, "/workers"), _of_workers(stored, "/whatif")
+    workers, whatif = _workers_address(stored, "/workers"), _workers_address(stored, "/whatif")
     levels = [Level("Recorded", 0, step_s, theme.recorded, seconds(step_s), workers)]
     doubtful = {fix.title for fix in report.fixes if fix.withheld is not None}
     for fix in fixes[0].details["sequence"]:
@@ -349,15 +349,15 @@ def window_bar(stored: Stored) -> list[Component]:
         return []
     rows = results().history(stored.name, MOST_AROUND, stored.window).to_dicts()
     numbers = [row["number"] for row in rows]
-    shown = next((row for row in rows if row["number"] == stored.window), None)
-    steps = "" if shown is None else f", steps {shown['first_step']} to {shown['last_step']}"
+    current = next((row for row in rows if row["number"] == stored.window), None)
+    steps = "" if current is None else f", steps {current['first_step']} to {current['last_step']}"
     earlier = max((number for number in numbers if number < stored.window), default=None)
     later = min((number for number in numbers if number > stored.window), default=None)
     newest = "" if numbers[-1] == live["number"] else f"; the newest is {live['number']}"
     parts: list[Any] = [
-        _way("Earlier window", stored.name, earlier),
+        _window_link("Earlier window", stored.name, earlier),
         html.B(f"Window {stored.window} of {numbers[0]} to {numbers[-1]}{newest}{steps}"),
-        _way("Later window", stored.name, later),
+        _window_link("Later window", stored.name, later),
         _age(live),
     ]
     if chosen_window(stored.name) is not None:
@@ -371,14 +371,14 @@ def window_bar(stored: Stored) -> list[Component]:
     ]
 
 
-def _way(words: str, job: str, window: int | None) -> Component:
+def _window_link(words: str, job: str, window: int | None) -> Component:
     if window is None:
         return html.Span(words, className="note")
     return dcc.Link(words, href=href("/job", job=job, window=window))
 
 
 def _age(live: dict[str, Any]) -> Component:
-    """How old the newest window is; a badge once no window has come for too long."""
+    """The age of the newest window; a badge once no window has come for too long."""
     if not live["watched"]:
         ending = printable(live["ending"] or "ended")
         return html.Span(f"{ending}; the last window came {viewer().moment(live['added_at'])}", className="note")
@@ -400,14 +400,14 @@ def _span(age_s: float) -> str:
 
 
 def open_incidents(stored: Stored) -> list[Component]:
-    """What goes on in the job, with what to do: it leads the page."""
+    """The open incidents of the job, with advice: they lead the page."""
     incidents = results().incidents(stored.name, only_open=True)
     return [panel("Open incident", incident_table(handled(incidents), of_job=True))] if incidents else []
 
 
 def history(stored: Stored) -> list[Component]:
-    """What each of the last windows showed, and the incidents of the job that are over."""
-    incidents = [one for one in results().incidents(stored.name) if one.closed_at is not None]
+    """The findings of the last windows, and the closed incidents of the job."""
+    incidents = [incident for incident in results().incidents(stored.name) if incident.closed_at is not None]
     parts = []
     if incidents:
         parts.append(panel("Closed incidents of this job", incident_table(handled(incidents), of_job=True)))
@@ -443,7 +443,7 @@ def run_panel(stored: Stored, report: Report) -> list[Component]:
 
 
 def others_note(stored: Stored, report: Report) -> str | None:
-    """What other windows of the run name, for the page of one window."""
+    """The culprits that other windows of the run name, for the page of one window."""
     if stored.windows < 2 or report.run:
         return None
     run = results().run(stored.name)
@@ -476,4 +476,4 @@ def _row(job: str, cause: RunCause) -> list[Any]:
     ]
 
 
-job_page(__name__, "/job", build, lambda reads, texts: [partial(reads.worker_map, texts["job"])])
+job_page(__name__, "/job", build, lambda reads, args: [partial(reads.worker_map, args["job"])])

@@ -1,4 +1,4 @@
-"""Jobs: every job in one table, the one that loses most first; above it, what burns now.
+"""Jobs: every job in one table, the one that loses most first; above it, open incidents.
 
 The address holds the filter, the facets, the order and the part of the table, so a view can be sent to somebody. All
 of it happens on the server: a browser gets 50 rows, however many jobs there are.
@@ -106,12 +106,12 @@ def build(q: str = "", sort: str = "lost", days: str = "", **state: str) -> list
                 ),
             ),
         ]
-    asked = {name: state[name] for name in FACETS if state.get(name)}
+    filters = {name: state[name] for name in FACETS if state.get(name)}
     view = {
         "q": q or None,
         "sort": sort if sort in ORDERS and sort != "lost" else None,
         "days": days if days in AGES else None,
-        **asked,
+        **filters,
     }
     views = Views(
         id="jobs-views",
@@ -121,8 +121,8 @@ def build(q: str = "", sort: str = "lost", days: str = "", **state: str) -> list
     part = state.get("at", "")
     return [
         html.H1("Jobs"),
-        _sums(jobs),
-        *_burning(jobs),
+        _summary(jobs),
+        *_alarming_jobs(jobs),
         _table(jobs, view, int(part[:9]) if part.isdecimal() else 1, views),
     ]
 
@@ -134,14 +134,14 @@ def job_table() -> pl.DataFrame:
     live = results().live_jobs().select("name", "watched", "ending")
     jobs = results().jobs().join(live, on="name", how="left", maintain_order="left")
     lost, saves = pl.col("lost_gpu_hours_per_day").clip(0.0), pl.col("gives_back").clip(0.0)
-    cause, place, host = (pl.col(f"cause_{what}").list.first() for what in ("kinds", "places", "hosts"))
+    cause, place, host = (pl.col(f"cause_{field}").list.first() for field in ("kinds", "places", "hosts"))
     labels = {kind: _label(kind) for kind in jobs.select(cause.unique().drop_nulls()).to_series()}
     straggler = pl.when(pl.col("verdict") == LossKind.STRAGGLER).then(
         cause.replace_strict(labels, default=None, return_dtype=pl.String)
     )
     metadata = pl.col("metadata").str
-    tokens = pl.coalesce(metadata.json_path_match(f"$.{of}tokens_per_step") for of in ("", "label_"))
-    named = jobs.with_columns(
+    tokens = pl.coalesce(metadata.json_path_match(f"$.{prefix}tokens_per_step") for prefix in ("", "label_"))
+    table = jobs.with_columns(
         lost,
         saves,
         verdict=pl.when(pl.col("slowdown").is_null())
@@ -156,8 +156,8 @@ def job_table() -> pl.DataFrame:
         culprit=pl.when(~place.is_in(["whole job", "all ranks"])).then(place),
         status=pl.when("watched").then(pl.lit("running")).otherwise(pl.col("ending").fill_null("stored")),
     )
-    named = named.update(_of_runs(named.schema), on="name")
-    return named.update(_hung(named.schema), on="name", how="full").with_columns(
+    table = table.update(_run_columns(table.schema), on="name")
+    return table.update(_hang_columns(table.schema), on="name", how="full").with_columns(
         text=pl.concat_str(
             "name",
             "verdict",
@@ -170,7 +170,7 @@ def job_table() -> pl.DataFrame:
     )
 
 
-def _of_runs(schema: pl.Schema) -> pl.DataFrame:
+def _run_columns(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that are about the whole run, of jobs of several windows."""
     rows, zone = [], viewer().zone
     for name, run in results().runs().items():
@@ -196,10 +196,10 @@ def _of_runs(schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
-def _hung(schema: pl.Schema) -> pl.DataFrame:
+def _hang_columns(schema: pl.Schema) -> pl.DataFrame:
     """The columns of `job_table` that differ while a job hangs, also of jobs that hung before they had a trace."""
     rows = []
-    for name, incident in _hanging().items():
+    for name, incident in _hanging_jobs().items():
         ranks, host = results().hung_ranks(name), next(iter(incident.cause.hosts), None)
         lost = None if ranks is None else 24.0 * ranks
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
@@ -209,34 +209,34 @@ def _hung(schema: pl.Schema) -> pl.DataFrame:
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
 
 
-def _hanging() -> dict[str, Incident]:
-    return {one.job: one for one in results().incidents(only_open=True) if one.cause.kind == HANG}
+def _hanging_jobs() -> dict[str, Incident]:
+    return {incident.job: incident for incident in results().incidents(only_open=True) if incident.cause.kind == HANG}
 
 
 def _label(kind: str) -> str | None:
-    """What readers see instead of straggler where this kind of cause leads; None where nothing is known of it."""
+    """The label instead of straggler if a cause of this kind leads; None for an unknown kind."""
     with suppress(KeyError):  # of a plug-in that is not installed here
         return detector_of(kind).label
     return None
 
 
-def _sums(jobs: pl.DataFrame) -> Component:
-    sure = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
-    if sure.is_empty():
+def _summary(jobs: pl.DataFrame) -> Component:
+    slow = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
+    if slow.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
-    lost, of = float(sure["lost_gpu_hours_per_day"].sum()), 24 * int(sure["world_size"].sum())
-    need = "job needs" if sure.height == 1 else "jobs need"
+    lost, all_hours = float(slow["lost_gpu_hours_per_day"].sum()), 24 * int(slow["world_size"].sum())
+    need = "job needs" if slow.height == 1 else "jobs need"
     price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
-    words = f"{sure.height:,} {need} attention: {lost:,.0f} of {of:,} GPU-hours a day are lost{money}"
+    words = f"{slow.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"
     return html.H2(words, className="count")
 
 
-def _burning(jobs: pl.DataFrame) -> list[Component]:
+def _alarming_jobs(jobs: pl.DataFrame) -> list[Component]:
     """The costliest jobs with an open incident."""
-    burning, hanging = {one.job for one in results().incidents(only_open=True)}, _hanging()
-    most = jobs.filter(pl.col("name").is_in(burning)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
-    names = most.head(MOST_CARDS)["name"].to_list()
+    affected, hanging = {incident.job for incident in results().incidents(only_open=True)}, _hanging_jobs()
+    rows = jobs.filter(pl.col("name").is_in(affected)).sort("lost_gpu_hours_per_day", descending=True, nulls_last=True)
+    names = rows.head(MOST_CARDS)["name"].to_list()
     cards = [hang_card(hanging[name]) if name in hanging else job_card(results().stored(name)) for name in names]
     return [html.Div(cards, className="job-cards")] if cards else []
 
@@ -247,19 +247,19 @@ def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Co
     rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
     parts = max(1, -(-rows.height // MOST_ROWS))
     part = min(max(part, 1), parts)
-    shown = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)
+    page_rows = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)
     count = counted(jobs.height, "job") if rows.height == jobs.height else f"{rows.height:,} of {jobs.height:,} jobs"
     pages = [
         dcc.Link(words, href=_address(view, at=str(number)))
         for words, number in (("Previous", part - 1), ("Next", part + 1))
         if 1 <= number <= parts
     ]
-    where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([one, " "]) for one in pages)])] if parts > 1 else []
-    said = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
+    where = [note([f"Part {part:,} of {parts:,}. ", *(html.Span([page, " "]) for page in pages)])] if parts > 1 else []
+    hint = [] if rows.height else [note(["No job fits. ", dcc.Link("All jobs", href=href("/"))])]
     files = html.Span(
         ["All as ", html.A("CSV", href=href("/download/jobs.csv"), download=""), " ", xlsx("jobs", "XLSX")]
     )
-    return panel(count, _filter(view), _facets(jobs, view), views, *said, _grid(shown, view), *where, extra=files)
+    return panel(count, _filter(view), _facets(jobs, view), views, *hint, _grid(page_rows, view), *where, extra=files)
 
 
 def narrowed(jobs: pl.DataFrame, view: dict[str, str | None]) -> pl.DataFrame:
@@ -279,7 +279,7 @@ def _address(view: dict[str, str | None], **changes: str | None) -> str:
 
 
 def _filter(view: dict[str, str | None]) -> Component:
-    """A field whose text goes into the address with Enter, with all else that the address has."""
+    """A field that puts its text into the address on Enter and keeps the rest of the address."""
     hidden = [
         dcc.Input(id=f"jobs-{name}", type="hidden", name=name, value=value)
         for name, value in view.items()
@@ -295,8 +295,8 @@ def _facets(jobs: pl.DataFrame, view: dict[str, str | None]) -> Component:
     """The values of each facet with the jobs that have them among those that fit all else; a click chooses one."""
     groups = []
     for facet, title in FACETS.items():
-        fitting = narrowed(jobs, {**view, facet: None})[facet].drop_nulls()
-        counts = fitting.value_counts(sort=True).sort("count", facet, descending=[True, False])
+        values = narrowed(jobs, {**view, facet: None})[facet].drop_nulls()
+        counts = values.value_counts(sort=True).sort("count", facet, descending=[True, False])
         offered = [(value, f"{short(value)} {count:,}") for value, count in counts.head(MOST_VALUES).iter_rows()]
         if (value := view.get(facet)) and value not in dict(offered):
             offered.append((value, f"{short(value)} 0"))
@@ -325,14 +325,14 @@ def _grid(rows: pl.DataFrame, view: dict[str, str | None]) -> Component:
     cells_of_rows = [_cells(row, trends.get(row["name"], [])) for row in rows.iter_rows(named=True)]
     columns = [name for name in COLUMNS if any(cells[name].children != "-" for cells in cells_of_rows)]
     body = [[cells[name] for name in columns] for cells in cells_of_rows]
-    now = view["sort"] or "lost"
-    ways = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
+    sorted_by = view["sort"] or "lost"
+    addresses = {order: _address(view, sort=order) for order in ORDERS} | {"lost": _address(view, sort=None)}
     heads = [
-        sorting_head(name, ways[order], sorts=order == now) if order else name
+        sorting_head(name, addresses[order], sorts=order == sorted_by) if order else name
         for name, order in COLUMNS.items()
         if name in columns
     ]
-    numbers = [at for at, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
+    numbers = [index for index, name in enumerate(columns) if name in (*FIGURES, "Cost a day")]
     return row_table(heads, body, "Jobs", numbers, id="jobs")
 
 
@@ -379,9 +379,9 @@ def job_card(stored: Stored) -> Component:
         return html.Article(html.Header([html.H3(link), note(stored.problem)]), className="job-card")
     verdict, steps = run_headline(report, viewer().zone) or headline(report), report.by_step
     run = run_of_several(report)
-    of_run = None if run is None else run_advice(run, report)
+    run_action = None if run is None else run_advice(run, report)
     action, saves = first_action(report) or (f"no advice: {why_no_advice(report)}", "")
-    action, saves = (action, saves) if of_run is None else (of_run, "")
+    action, saves = (action, saves) if run_action is None else (run_action, "")
     lines = [html.Dt("Do first"), html.Dd(html.B(action))]
     lines += [html.Dt("Saves"), html.Dd(saves.removeprefix("saves "))] if saves else []
     picture = [step_bars(steps, stored.name, links=False)] if len(steps) > 1 else []

@@ -45,38 +45,42 @@ def build(
     slowest = stored.table("by_step").sort("recorded_s", descending=True)["step"].to_list()
     chosen, lane = _number(step, "step", slowest[0]), _number(dp, "dp", None)
     assert chosen is not None
-    drawn, remarks = _drawn(stored.name, chosen, lane, schedule)
+    timelines, remarks = _timelines(stored.name, chosen, lane, schedule)
     table = pl.DataFrame(
-        [(one.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words) for one in drawn for bar in one.bars],
+        [
+            (line.name, bar.stage, bar.what, bar.start_s, bar.end_s, bar.words)
+            for line in timelines
+            for bar in line.bars
+        ],
         ["schedule", "stage", "what", "start_s", "end_s", "words"],
         orient="row",
     )
-    lines, shown = summary(drawn), {"step": chosen, "dp": lane, "schedule": schedule}
+    lines, state = summary(timelines), {"step": chosen, "dp": lane, "schedule": schedule}
     ranks = results().replay(stored.name).graph.dp_ranks[:MOST_LANES]
-    lanes = [("the longest", shown | {"dp": None}), *((str(rank), shown | {"dp": int(rank)}) for rank in ranks)]
+    lanes = [("the longest", state | {"dp": None}), *((str(rank), state | {"dp": int(rank)}) for rank in ranks)]
     links = {
-        "Steps, slowest first": [(str(number), shown | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
+        "Steps, slowest first": [(str(number), state | {"step": number}) for number in slowest[:SLOWEST_STEPS]],
         "DP rank": lanes if len(ranks) > 1 else [],
-        "Draw below it": [(name, shown | {"schedule": name}) for name in SCHEDULES],
-        "Search": [("the best plan", shown | {"plans": 1})],
+        "Draw below it": [(name, state | {"schedule": name}) for name in SCHEDULES],
+        "Search": [("the best plan", state | {"plans": 1})],
     }
-    stages = [_Stage.of(drawn[0], stage) for stage in range(drawn[0].stages)]
-    of_lane = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
+    stages = [_Stage.of(timelines[0], stage) for stage in range(timelines[0].stages)]
+    lane_name = "the DP rank with the longest pipeline" if lane is None else f"DP rank {lane}"
     return [
         *(html.Div(note(text), role="status") for text in remarks),
         panel(
-            f"Pipeline in step {chosen}, {of_lane}",
-            html.P(_sentence(stages, drawn[0].window_s), className="verdict"),
-            *(_choices(stored.name, title, of) for title, of in links.items() if of),
+            f"Pipeline in step {chosen}, {lane_name}",
+            html.P(_sentence(stages, timelines[0].window_s), className="verdict"),
+            *(_choices(stored.name, title, choices) for title, choices in links.items() if choices),
             *figure_parts(
-                timeline(timeline_of("", drawn, ()), viewer().theme),
-                label=f"Computes and bubbles of {drawn[0].stages} stages in step {chosen}. {'; '.join(lines)}",
+                timeline(timeline_of("", timelines, ()), viewer().theme),
+                label=f"Computes and bubbles of {timelines[0].stages} stages in step {chosen}. {'; '.join(lines)}",
                 table=table,
                 id="pipeline-step",
             ),
         ),
         halves(
-            panel("Idle stages", _stage_table(stages, drawn[0].window_s)),
+            panel("Idle stages", _stage_table(stages, timelines[0].window_s)),
             panel("Time and memory", html.Ul([html.Li(line) for line in lines])),
         ),
         *(_best_plans(stored.name, report) if plans else ()),
@@ -92,7 +96,7 @@ class _Stage(Struct, frozen=True):
 
     @classmethod
     def of(cls, picture: DrawnSchedule, number: int) -> _Stage:
-        """What the bars of a stage add up to."""
+        """The sums of the bars of a stage."""
         spent: dict[str, float] = {}
         for bar in picture.bars:
             if bar.stage == number:
@@ -102,7 +106,7 @@ class _Stage(Struct, frozen=True):
 
     @property
     def idle_s(self) -> float:
-        """How long it waits."""
+        """Seconds in which it waits."""
         return sum(self.waits_s.values())
 
 
@@ -110,11 +114,11 @@ def _sentence(stages: Sequence[_Stage], window_s: float) -> str:
     idle_s = sum(stage.idle_s for stage in stages) / len(stages)
     if not idle_s:
         return "No stage waits."
-    most = max(stages, key=lambda stage: stage.idle_s)
-    reason = max(most.waits_s, key=lambda name: most.waits_s[name])
+    idlest = max(stages, key=lambda stage: stage.idle_s)
+    reason = max(idlest.waits_s, key=lambda name: idlest.waits_s[name])
     return (
         f"Stages are idle for {idle_s / window_s:.0%} of the {seconds(window_s)} from the first to the last compute;"
-        f" most of all stage {most.number}, {most.idle_s / window_s:.0%}, mostly waiting for {WAITS_FOR[reason]}."
+        f" most of all stage {idlest.number}, {idlest.idle_s / window_s:.0%}, mostly waiting for {WAITS_FOR[reason]}."
     )
 
 
@@ -161,7 +165,7 @@ def _number(text: str | None, name: str, default: int | None) -> int | None:
     return int(text)
 
 
-def _drawn(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[DrawnSchedule], list[str]]:
+def _timelines(job: str, step: int, dp_rank: int | None, schedule: str | None) -> tuple[list[DrawnSchedule], list[str]]:
     """The pictures, and why the schedule is not among them."""
     replay = results().replay(job)
     if schedule is None:

@@ -45,11 +45,11 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
     """
     served = service().study
     if served is None:
-        how = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
-        return [html.H1("Fleet"), panel("No study", note(how))]
+        advice = "`tracekit fleet run TRACES --out STUDY` makes one, `tracekit dashboard --study STUDY` shows it here."
+        return [html.H1("Fleet"), panel("No study", note(advice))]
     report = served.report()
     if job:
-        return _of_job(served, report, job)
+        return _job_page(served, report, job)
     applied: tuple[AppliedFix, ...] = ()
     stored: set[str] = set()
     with suppress(StoreError):  # a study can be served without a store
@@ -62,13 +62,13 @@ def build(team: str = "", cause: str = "", job: str = "", **_: str) -> list[Comp
         BY_CAUSE: ("cause", figures.causes["kind"].to_list()),
         BY_TEAM: ("team", figures.groups["team"]["group"].to_list()),
     }
-    every = list(tables(figures))
+    all_tables = list(tables(figures))
     titles = [BY_CAUSE, APPLIED, *([BY_TEAM] if figures.groups["team"].height > 1 else [])]
     short_ones = [
-        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in every if table.title in titles
+        structs.replace(table, rows=table.rows[:MOST_ROWS], note=None) for table in all_tables if table.title in titles
     ]
     first = [_panel(table, *drilled.get(table.title, ())) for table in short_ones]
-    rest = [_panel(table, *drilled.get(table.title, ())) for table in every]
+    rest = [_panel(table, *drilled.get(table.title, ())) for table in all_tables]
     (first if report.culprits.height else rest).append(_culprits(report))
     return [
         html.H1(f"Fleet: {report.name}"),
@@ -98,7 +98,7 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
         jobs = jobs.filter(pl.col("causes").list.contains(cause))
     rows = [
         [
-            dcc.Link(short(row["name"]), href=_where(row["name"], stored)),
+            dcc.Link(short(row["name"]), href=_job_address(row["name"], stored)),
             short(row["team"] or "unknown"),
             "-" if row["verdict_share"] is None else f"{row['verdict_share']:.1%}",
             hours(row["lost_gpu_hours"]),
@@ -106,19 +106,19 @@ def _jobs(report: FleetReport, team: str, cause: str, stored: set[str]) -> Compo
         ]
         for row in jobs.head(MOST_JOBS).filter(pl.col("slowdown").is_not_null()).iter_rows(named=True)
     ]
-    of = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
+    chosen = ", ".join(f"{name} {short(value)}" for name, value in (("team", team), ("cause", cause)) if value)
     heads = ["Job", "Team", "Lost", "GPU-hours lost", *([] if price is None else ["Cost"])]
     table = row_table(heads, rows, "Jobs that lose most", range(2, len(heads)))
     count = html.Span(f"{jobs.height:,} jobs ", className="note")
-    everything = [dcc.Link("All jobs", href=href("/fleet"))] if of else []
-    return panel(f"Jobs that lose most{f': {of}' if of else ''}", table, extra=[count, *everything])
+    everything = [dcc.Link("All jobs", href=href("/fleet"))] if chosen else []
+    return panel(f"Jobs that lose most{f': {chosen}' if chosen else ''}", table, extra=[count, *everything])
 
 
-def _where(name: str, stored: set[str]) -> str:
+def _job_address(name: str, stored: set[str]) -> str:
     return href("/job", job=name) if name in stored else href("/fleet", job=name)
 
 
-def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
+def _job_page(served: FleetStudy, report: FleetReport, name: str) -> list[Component]:
     head = [html.H1(f"Fleet: {report.name}"), html.P(dcc.Link("All jobs", href=href("/fleet")))]
     rows = report.jobs.filter(pl.col("name") == name)
     if rows.is_empty():
@@ -127,22 +127,22 @@ def _of_job(served: FleetStudy, report: FleetReport, name: str) -> list[Componen
     lost = f"{hours(row['lost_gpu_hours'])} of {hours(row['gpu_hours'])} GPU-hours lost"
     lost += "" if price is None else f", {hours(row['lost_gpu_hours'] * price)} at {price:g} a GPU-hour"
     causes, fixes = served.of_job(row["job"])
-    of_causes = [
+    cause_rows = [
         [cause["title"], cause["where"], hours(cause["lost_gpu_hours"]), cause["suggested_fix"] or "-"]
         for cause in causes.iter_rows(named=True)
     ]
-    of_fixes = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
+    fix_rows = [[fix["title"], fix["where"], hours(fix["saved_gpu_hours"])] for fix in fixes.iter_rows(named=True)]
     sentence = row["headline"] or "no verdict"
     verdict = html.P(f"{sentence[:1].upper()}{sentence[1:]}.", className="verdict")
-    way = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
+    advice = note(f"`{adding(results().path)}` with its trace shows all of it, step by step.")
     heads, fix_heads = ("Cause", "Where", "GPU-hours lost", "What to do"), ("Fix", "Where", "GPU-hours saved")
-    tone = Tone.BAD if row["straggling"] or of_causes else Tone.GOOD
+    tone = Tone.BAD if row["straggling"] or cause_rows else Tone.GOOD
     return [
         *head,
         html.Section([html.H2(short(name)), verdict, note(f"{lost}.")], className=f"panel hero {tone}"),
-        *([panel("Why", row_table(heads, of_causes, "Causes", (2,)))] if of_causes else []),
-        *([panel("Fixes", row_table(fix_heads, of_fixes, "Fixes", (2,)))] if of_fixes else []),
-        way,
+        *([panel("Why", row_table(heads, cause_rows, "Causes", (2,)))] if cause_rows else []),
+        *([panel("Fixes", row_table(fix_heads, fix_rows, "Fixes", (2,)))] if fix_rows else []),
+        advice,
     ]
 
 
@@ -151,7 +151,7 @@ def _culprits(report: FleetReport) -> Component:
     if not table.rows:
         return panel(table.title, note(table.note or ""))
     csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _shown(table, table.rows), note(table.note or ""), extra=csv)
+    return panel(table.title, _table_component(table, table.rows), note(table.note or ""), extra=csv)
 
 
 def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
@@ -162,10 +162,10 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
             [dcc.Link(first, href=href("/fleet", **{by: value})), *others]
             for (first, *others), value in zip(table.rows, values, strict=False)  # of many, the first are listed
         ]
-    return panel(table.title, _shown(table, cells), *([note(table.note)] if table.note else []))
+    return panel(table.title, _table_component(table, cells), *([note(table.note)] if table.note else []))
 
 
-def _shown(table: Table, cells: Sequence[Any]) -> Component:
+def _table_component(table: Table, cells: Sequence[Any]) -> Component:
     return row_table(table.heads, cells, table.title, figure_columns(table.rows))
 
 

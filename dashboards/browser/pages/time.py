@@ -15,7 +15,7 @@ from tracekit.base.text import seconds, short
 from tracekit.dashboards.browser.data.life import (
     Event,
     Life,
-    happened,
+    event_chart,
     losses,
     on_the_clock,
     rates,
@@ -41,16 +41,16 @@ def build(stored: Stored, _report: Report, **_: str) -> list[Component]:
     since, until = (0.0, math.inf) if chosen is None else (chosen.since, chosen.until)
     life = read_life(results(), stored.name, since, until)
     if life is None or life.spans.is_empty():
-        way = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
+        link = dcc.Link("the page Workers", href=href("/workers", job=stored.name))
         if chosen is not None:
             return [panel("No steps", note(["No step ran in this range."]))]
-        return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", way, "."]))]
+        return [panel("No times", note(["The trace does not say when its steps ran. Their order is on ", link, "."]))]
     ends = life.ends if chosen is None else chosen.within(*life.ends)
-    shown = _panels(stored, life, ends, chosen is not None)
-    ask = html.Button("What is different here?", id="time-ask", className="primary")
+    panels = _panels(stored, life, ends, chosen is not None)
+    button = html.Button("What is different here?", id="time-ask", className="primary")
     answer = html.Div(id="time-different", role="status")
-    question = html.Section([ask, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
-    return shown if chosen is None else [question, *shown]
+    question = html.Section([button, answer, dcc.Store(id="time-job", data=stored.name)], className="panel")
+    return panels if chosen is None else [question, *panels]
 
 
 def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool) -> list[Component]:
@@ -64,9 +64,9 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             return href("/job", job=stored.name, window=window)
         return href("/timeline", job=stored.name, window=window, step=step)
 
-    def shown(name: Any, drawn: go.Figure, label: str, table: pl.DataFrame, of: str, extra: str = "") -> Component:
-        on_the_clock(drawn, ends, ends if chosen else None, zone, title)
-        return figure_panel(name, drawn, label=label, table=table, id=of, extra=html.Span(extra, className="note"))
+    def shown(name: Any, chart: go.Figure, label: str, table: pl.DataFrame, key: str, extra: str = "") -> Component:
+        on_the_clock(chart, ends, ends if chosen else None, zone, title)
+        return figure_panel(name, chart, label=label, table=table, id=key, extra=html.Span(extra, className="note"))
 
     spans, steps = life.spans, "steps" if life.stepwise else "windows"
     opens = "the step" if life.stepwise else "the window"
@@ -111,17 +111,19 @@ def _panels(stored: Stored, life: Life, ends: tuple[float, float], chosen: bool)
             )
     if life.events:
         table = pl.DataFrame(
-            [(one.kind, one.start_s, one.words) for one in life.events], ["kind", "start_s", "what"], orient="row"
+            [(event.kind, event.start_s, event.words) for event in life.events],
+            ["kind", "start_s", "what"],
+            orient="row",
         )
-        rows = [_row(one, where(one.window, one.step)) for one in life.events[-MOST_LISTED:]]
-        drawn = shown(
+        rows = [_row(event, where(event.window, event.step)) for event in life.events[-MOST_LISTED:]]
+        chart = shown(
             "What happened",
-            happened(life.events, theme, where),
+            event_chart(life.events, theme, where),
             "Events over time, a row for each kind",
             table,
             "time-events",
         )
-        parts += [drawn, panel("Events", row_table(("When", "Kind", "What"), rows, "Events"))]
+        parts += [chart, panel("Events", row_table(("When", "Kind", "What"), rows, "Events"))]
     return parts
 
 
@@ -132,7 +134,7 @@ def _row(event: Event, where: str | None) -> list[Any]:
 
 @answers(Output("time-different", "children"), Input("time-ask", "n_clicks"), State("time-job", "data"))
 @guarded
-def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
+def compare_range(_clicks: int | None, job: str) -> list[Component]:
     """The labels with a larger share of the excess time of the ops in the range than of those around it."""
     reads, chosen = results(), chosen_range(job)
     if chosen is None:
@@ -154,4 +156,4 @@ def tell_what_differs(_clicks: int | None, job: str) -> list[Component]:
 
 
 opens_links("time-steps", "time-tokens", "time-loss", "time-mfu", "time-events")
-job_page(__name__, "/time", build, lambda reads, texts: [partial(reads.spans, texts["job"], 1)])
+job_page(__name__, "/time", build, lambda reads, args: [partial(reads.spans, args["job"], 1)])

@@ -46,9 +46,9 @@ _TOUCHES = (
 )
 
 
-def build(stored: Stored, report: Report, **texts: str) -> list[Component]:
-    """The page; `texts` as in `read_state`."""
-    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, texts)
+def build(stored: Stored, report: Report, **args: str) -> list[Component]:
+    """The page; `args` as in `read_state`."""
+    steps, read = results().table(stored.name, "by_step"), state_of(results(), stored.name, args)
     words = stored.kind.timeline
     results().ahead(partial(results().step, stored.name, read.state.step))
     remarks = [html.P(f"{remark}.", className="warning", role="status") for remark in read.remarks]
@@ -109,8 +109,8 @@ def address(state: TimelineState) -> dict[str, Any]:
 
 def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps: pl.DataFrame) -> Component:
     """The controls. Callbacks need all of them, so those that a job has no use for are hidden."""
-    of_peers = "contents" if words.peers else "none"
-    of_rows = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
+    peers_class = "contents" if words.peers else "none"
+    rows_class = "none" if len(results().by_worker(stored.name)) == 1 else "contents"
     options = {
         str(step): f"{step}: {seconds(recorded)}, {seconds(lost_s or 0.0)} lost"
         for step, recorded, lost_s in steps.select("step", "recorded_s", "lost_s").iter_rows()
@@ -136,12 +136,12 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     path = _choice(
         "timeline-critical", "Critical path", "yes" if state.critical else "no", {"no": "Hide", "yes": "Show"}
     )
-    of_pipelines = [
-        _choice("timeline-view", "Timeline", state.view, {str(view): name for view, name in views.items()}),
+    pipeline_choices = [
+        _choice("timeline-view", "Timeline", state.view, views),
         _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
         _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
     ]
-    of_several = [
+    row_choices = [
         _choice("timeline-group", "Rows", state.group, groups),
         _filter("timeline-dp_rank", words.ranks, state.dp_ranks, "0-3 7"),
     ]
@@ -150,20 +150,20 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         _filter("timeline-worker", "Worker", state.workers, "3,1"),
     ]
     more = [
-        html.Div(of_pipelines, className=of_peers),
-        html.Div(of_several, className=of_rows),
-        html.Div(filters, className=of_peers),
+        html.Div(pipeline_choices, className=peers_class),
+        html.Div(row_choices, className=rows_class),
+        html.Div(filters, className=peers_class),
     ]
     filtered = state.dp_ranks or state.stages or state.workers
     return html.Div(
         [
             step,
-            html.Div(path, className=of_peers),
+            html.Div(path, className=peers_class),
             _filter("timeline-find", "Find ops", state.find, words.find),
             html.Details(
                 [html.Summary("Rows and filters"), html.Div(more, className="timeline-controls")],
                 open=bool(filtered),
-                className="timeline-more" if words.peers or of_rows == "contents" else "none",
+                className="timeline-more" if words.peers or rows_class == "contents" else "none",
             ),
         ],
         className="timeline-controls",
@@ -215,9 +215,9 @@ def _lane_colours() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Component:
     """The empty elements that assets/timeline.js fills."""
-    of = f"step {state.step} of {stored.name}" if words.peers else stored.name
+    scope = f"step {state.step} of {stored.name}" if words.peers else stored.name
     tracks = f"a track per {words.who} and stream, time to the right"
-    label = f"Timeline of {of}: {tracks}. The table below lists the slowest ops of the same view."
+    label = f"Timeline of {scope}: {tracks}. The table below lists the slowest ops of the same view."
     return html.Div(
         [
             html.Div(
@@ -249,8 +249,8 @@ def _canvas(stored: Stored, words: TimelineWords, state: TimelineState) -> Compo
 
 
 def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[Component]:
-    texts = {name: value for name, value in address(state).items() if value not in (None, "")}
-    csv = href("/timeline/slowest.csv", job=stored.name, **texts)
+    args = {name: value for name, value in address(state).items() if value not in (None, "")}
+    csv = href("/timeline/slowest.csv", job=stored.name, **args)
     return [
         html.P(
             [
@@ -297,20 +297,20 @@ clientside_callback(
 )
 
 
-def _reads(stored: Results, texts: Mapping[str, str]) -> list[Callable[[], object]]:
+def _prefetches(stored: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:
     """The graph of ops that have peers, and the step once the report tells which: the canvas asks for it as soon as the
     page is drawn.
     """
 
     def graph() -> None:
-        if stored.stored(texts["job"]).kind.timeline.peers:
-            stored.replay(texts["job"])
+        if stored.stored(args["job"]).kind.timeline.peers:
+            stored.replay(args["job"])
 
     def step() -> None:
-        read = state_of(stored, texts["job"], texts)
-        stored.step(texts["job"], read.state.step)
+        read = state_of(stored, args["job"], args)
+        stored.step(args["job"], read.state.step)
 
     return [graph, step]
 
 
-job_page(__name__, "/timeline", build, _reads)
+job_page(__name__, "/timeline", build, _prefetches)

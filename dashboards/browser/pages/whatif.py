@@ -29,7 +29,7 @@ from tracekit.dashboards.browser.data.replays import (
 )
 from tracekit.dashboards.browser.data.stored_kinds import StoredKind
 from tracekit.dashboards.browser.pages.whatif_parts import (
-    Seen,
+    CurrentAnswers,
     answer_panel,
     ask_button,
     fixes_panel,
@@ -37,7 +37,7 @@ from tracekit.dashboards.browser.pages.whatif_parts import (
     kept_panel,
     losses,
 )
-from tracekit.dashboards.browser.ui.components import attributes, choice, note, panel, text_field, told
+from tracekit.dashboards.browser.ui.components import attributes, choice, error_message, note, panel, text_field
 from tracekit.dashboards.browser.ui.context import results, service
 from tracekit.dashboards.browser.ui.shell import answers, job_page
 from tracekit.report.report import Report
@@ -67,8 +67,8 @@ _FIELDS = [f"whatif-{name.replace('_', '-')}" for name in _CONTROLS]
 
 
 class Asking(TypedDict):
-    """The state of the page as the browser has it. `beside`: the questions kept beside this one. `remarks`: what of the
-    address or of a click was not followed.
+    """The state of the page as the browser has it. `beside`: the questions kept beside this one. `remarks`: about
+    invalid parts of the address or of a click.
     """
 
     job: str
@@ -79,29 +79,29 @@ class Asking(TypedDict):
     remarks: list[str]
 
 
-class Drawn(TypedDict):
-    """What the parts of the page that change by themselves show, so that none is drawn again in vain."""
+class Signatures(TypedDict):
+    """Signatures of the live parts of the page, so that none is drawn again without a change."""
 
     answer: str
     beside: str
     losses: str
 
 
-class Answered(TypedDict):
-    """Which question of the page for more was answered last, and whether something is still being replayed."""
+class PollState(TypedDict):
+    """The last poll of the page that was answered, and whether a replay is still running."""
 
     asked: int
     pending: bool
 
 
 def build(stored: Stored, report: Report, **state: str) -> list[Component]:
-    """`select`, `action`, `factor`: the question; `kept`: those kept beside it."""
+    """`select`, `action`, `factor`: the question; `kept`: earlier questions to compare with."""
     select, action, factor = (state.get(name) or None for name in ("select", "action", "factor"))
     others, remarks = read_kept(state.get("kept", ""))
     asking = Asking(
         job=stored.name, select=select, action=action, factor=factor, beside=kept_text(others), remarks=list(remarks)
     )
-    seen = _look(stored, report, asking, wait_s=FIRST_WAIT_S)
+    seen = _ask_all(stored, report, asking, wait_s=FIRST_WAIT_S)
     lists = gpu_prices(report, seen) or losses(report)
     form = _form(stored.kind, report, asking, seen)
     if lists:
@@ -117,14 +117,14 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
         fixes_panel(stored.kind, report),
         dcc.Store(id="whatif-state", data=dict(asking)),
         dcc.Store(id="whatif-limit", data={"characters": LONGEST_ADDRESS, "said": TOO_LONG}),
-        dcc.Store(id="whatif-drawn", data=dict(_drawn(seen))),
+        dcc.Store(id="whatif-drawn", data=dict(_signatures(seen))),
         dcc.Store(id="whatif-asked", data=0),
-        dcc.Store(id="whatif-answered", data=dict(Answered(asked=0, pending=seen.pending))),
+        dcc.Store(id="whatif-answered", data=dict(PollState(asked=0, pending=seen.pending))),
     ]
 
 
-def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> Seen:
-    """Ask for all answers of the page; only the first is waited for."""
+def _ask_all(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0) -> CurrentAnswers:
+    """Ask for all answers of the page; waits only for the first."""
     others, remarks = read_kept(state["beside"])
     try:
         query = read_query(state["select"], state["action"], state["factor"]) if state["select"] else None
@@ -135,14 +135,14 @@ def _look(stored: Stored, report: Report, state: Asking, *, wait_s: float = 0.0)
     if isinstance(status, Rejected) and status.selection:
         wrong = status.message
     wait_s = wait_s if status is None else 0.0
-    beside = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
+    kept_answers = tuple((other, service().replays.ask(stored, other, wait_s=wait_s)) for other in others)
     on_gpus = tuple((question, service().replays.ask(stored, question.query)) for question in gpu_questions(report))
-    return Seen(query, status, wrong, beside, (*state["remarks"], *remarks), on_gpus)
+    return CurrentAnswers(query, status, wrong, kept_answers, (*state["remarks"], *remarks), on_gpus)
 
 
-def _drawn(seen: Seen) -> Drawn:
+def _signatures(seen: CurrentAnswers) -> Signatures:
     question = (seen.query, seen.status, seen.wrong)
-    return Drawn(
+    return Signatures(
         answer=repr((*question, [query for query, _ in seen.beside])),
         beside=repr((*question, seen.beside, seen.beside_problems)),
         losses=repr(seen.on_gpus),
@@ -152,7 +152,7 @@ def _drawn(seen: Seen) -> Drawn:
 # --- the question ---------------------------------------------------------------------------------------------------
 
 
-def _form(kind: StoredKind, report: Report, state: Asking, seen: Seen) -> list[Component]:
+def _form(kind: StoredKind, report: Report, state: Asking, seen: CurrentAnswers) -> list[Component]:
     action = str(state["action"]) if state["action"] in set(QueryAction) else str(QueryAction.PEERS)
     chips = [ask_button(suggestion.title, suggestion.query) for suggestion in suggestions(report)]
     question = [
@@ -167,7 +167,7 @@ def _form(kind: StoredKind, report: Report, state: Asking, seen: Seen) -> list[C
             choice(
                 "whatif-action",
                 "What happens to them",
-                {str(ask): label for ask, label in _ACTIONS.items()},
+                {str(value): label for value, label in _ACTIONS.items()},
                 action,
             ),
             hidden=not kind.of_ops,
@@ -221,9 +221,10 @@ def _report(job: str) -> Report:
     return report
 
 
-def _not_shown(error: Exception) -> list[Any]:
-    """What takes the place of the answers; the page stops asking until something else is asked."""
-    return [told(error), [], no_update, None, Drawn(answer="", beside="", losses=""), Answered(asked=0, pending=False)]
+def _error_parts(error: Exception) -> list[Any]:
+    """An error in place of the answers; the page stops polling until another question."""
+    unknown, ended = Signatures(answer="", beside="", losses=""), PollState(asked=0, pending=False)
+    return [error_message(error), [], no_update, None, unknown, ended]
 
 
 @answers(
@@ -236,23 +237,23 @@ def _not_shown(error: Exception) -> list[Any]:
     Input("whatif-state", "data"),
     Input("whatif-asked", "data"),
     State("whatif-drawn", "data"),
-    on_error=_not_shown,
+    on_error=_error_parts,
 )
-def show(state: Asking, asked: int, before: Drawn) -> Any:
-    """What is known by now; nothing is drawn again where nothing changed."""
+def show(state: Asking, asked: int, before: Signatures) -> Any:
+    """The current answers; parts without a change are not drawn again."""
     stored = results().stored(state["job"])
     if stored.report is None:
         raise StoreError("The job is stored without an analysis by now.")
-    seen = _look(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
-    now = _drawn(seen)
-    same = now["answer"] == before["answer"]
+    seen = _ask_all(stored, stored.report, state, wait_s=FIRST_WAIT_S if ctx.triggered_id == "whatif-state" else 0.0)
+    drawn = _signatures(seen)
+    same_answer = drawn["answer"] == before["answer"]
     return (
-        no_update if same else answer_panel(stored.report, seen),
-        no_update if now["beside"] == before["beside"] else kept_panel(stored.report, seen),
-        no_update if now["losses"] == before["losses"] else gpu_prices(stored.report, seen),
-        no_update if same else seen.wrong,
-        no_update if now == before else now,
-        Answered(asked=asked, pending=seen.pending),
+        no_update if same_answer else answer_panel(stored.report, seen),
+        no_update if drawn["beside"] == before["beside"] else kept_panel(stored.report, seen),
+        no_update if drawn["losses"] == before["losses"] else gpu_prices(stored.report, seen),
+        no_update if same_answer else seen.wrong,
+        no_update if drawn == before else drawn,
+        PollState(asked=asked, pending=seen.pending),
     )
 
 
@@ -265,7 +266,7 @@ def show(state: Asking, asked: int, before: Drawn) -> Any:
     *(State(field, "value") for field in _FIELDS),
 )
 def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: str | None) -> Any:
-    """The controls follow a selection that was typed or suggested, unless somebody goes on writing it."""
+    """Set the controls to a selection that was typed or suggested, unless the user is still typing."""
     query = state["select"] or ""
     if " ".join((select or "").split()) != query:
         raise PreventUpdate
@@ -273,8 +274,8 @@ def follow(state: Asking, select: str | None, kinds: list[str] | None, *texts: s
     if not set(chosen.kinds) <= {row.kind for row in _report(state["job"]).by_kind}:
         chosen = ChosenOps()  # the list of kinds cannot show it
     wanted = (list(chosen.kinds), *(getattr(chosen, name) for name in _CONTROLS))
-    shown = (list(kinds or []), *(text or "" for text in texts))
-    changed = [no_update if new == old else new for new, old in zip(wanted, shown, strict=True)]
+    current = (list(kinds or []), *(text or "" for text in texts))
+    changed = [no_update if new == old else new for new, old in zip(wanted, current, strict=True)]
     if all(new is no_update for new in changed):
         raise PreventUpdate
     return changed
@@ -289,10 +290,7 @@ clientside_callback(
     prevent_initial_call=True,
 )
 
-clientside_callback(
-    ClientsideFunction("whatif", "doubt"),
-    Input("whatif-wrong", "children"),
-)
+clientside_callback(ClientsideFunction("whatif", "markInvalid"), Input("whatif-wrong", "children"))
 
 clientside_callback(
     ClientsideFunction("whatif", "askAgain"),

@@ -1,6 +1,5 @@
-"""What the page What-if shows of questions and their answers: the answer, its progress, the scenarios side by side.
-
-In: what is known at this moment. Out: Dash components.
+"""The panels of the page What-if: the answer, its progress, the scenarios side by side. In: the current answers. Out:
+Dash components.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import StepBar, scenario_times
 from tracekit.report.report import Report
 
-#: Workers, places or op kinds that are listed: so many, if they cost this share of the step.
+#: Most workers, places or op kinds listed, and the smallest share of the step that they cost.
 MOST_LOSSES, SMALLEST_LOSS = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the page shows of a state at this moment."""
+class CurrentAnswers:
+    """The current answers to the questions of a page."""
 
     query: WhatifQuery | None
     status: Status | None
@@ -77,31 +76,31 @@ def fixes_panel(kind: StoredKind, report: Report) -> Component:
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in fixes:
         query = query_of(fix)
-        ask = "" if query is None else ask_button("Edit", query, edit=True)
+        button = "" if query is None else ask_button("Edit", query, edit=True)
         bound = "at most " if fix.bound else ""
         confidence = fix.confidence
         title = fix.title if confidence is None else f"{fix.title} ({sure(confidence)})"
         times = f"{seconds(step_s)} to {seconds(fix.new_step_s or 0.0)}"
-        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(ask, className="ask")]
+        cells = [title, times, bound + with_error(fix.saved_s or 0.0, fix.error_s), html.Td(button, className="ask")]
         rows[confidence is not None].append(cells)
     heads = ["Fix", f"{report.job.whole.capitalize()} time", "Saves", html.Th("", className="ask")]
-    said = note(
+    remark = note(
         "Edit puts a fix into the form above, where it has the same price: change its factors, add ` + SELECTION` or"
         " ` + SELECTION * FACTOR`, and replay."
     )
     title, general = "Priced fixes", f"Fixes that any job could try: {len(rows[False])}"
-    of_causes, of_any_job = (
-        row_table(heads, some, label, (1, 2)) for some, label in ((rows[True], title), (rows[False], general))
+    cause_table, other_table = (
+        row_table(heads, group, label, (1, 2)) for group, label in ((rows[True], title), (rows[False], general))
     )
     return panel(
         title,
-        *([of_causes] if rows[True] else []),
-        *([said] if rows[True] and kind.of_ops else []),
-        *([folded(general, of_any_job)] if rows[False] else []),
+        *([cause_table] if rows[True] else []),
+        *([remark] if rows[True] and kind.of_ops else []),
+        *([folded(general, other_table)] if rows[False] else []),
     )
 
 
-def gpu_prices(report: Report, seen: Seen) -> list[Component]:
+def gpu_prices(report: Report, seen: CurrentAnswers) -> list[Component]:
     """What makes the GPUs idle, which ranks are late, which ops take long: each with its price, the largest first."""
     groups: dict[str, list[tuple[float, list[Any]]]] = {}
     for question, status in seen.on_gpus:
@@ -111,16 +110,16 @@ def gpu_prices(report: Report, seen: Seen) -> list[Component]:
             saves = f"{seconds(saved_s)} ({saved_s / status.recorded_s:.0%})"
         words = GPU_REASONS.get(question.subject, question.subject)
         words += "" if question.rank is None else f", rank {question.rank}"
-        asked = html.Td(ask_button("Edit", question.query, edit=True), className="ask")
-        groups.setdefault(question.heading, []).append((saved_s, [words, seconds(question.takes_s), saves, asked]))
+        button = html.Td(ask_button("Edit", question.query, edit=True), className="ask")
+        groups.setdefault(question.heading, []).append((saved_s, [words, seconds(question.takes_s), saves, button]))
     lists = []
     for heading, rows in groups.items():
         ordered = [cells for _, cells in sorted(rows, key=lambda row: -row[0])]
         takes, saves = "Others wait" if heading == RANKS else "Takes", f"Saved per {report.job.whole}"
         table = row_table([heading, takes, saves, html.Th("", className="ask")], ordered, heading, (1, 2))
         lists.append(html.Div(table, className="half"))
-    said = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
-    return [html.Div(lists, className="row"), said] if lists else []
+    hint = note("Prices are those of fixes: the job is replayed with launch delays, everything else as recorded.")
+    return [html.Div(lists, className="row"), hint] if lists else []
 
 
 def losses(report: Report) -> list[Component]:
@@ -136,16 +135,16 @@ def losses(report: Report) -> list[Component]:
     lost = "Lost a step" if report.job.whole == "step" else "Lost"
     lists = [
         _list("Worker", "Costs alone", workers),
-        _list("Stage or DP rank", lost, _lost(report, places)),
-        _list("Op kind", lost, _lost(report, [("by_kind", "kind", "kind")])),
+        _list("Stage or DP rank", lost, _loss_rows(report, places)),
+        _list("Op kind", lost, _loss_rows(report, [("by_kind", "kind", "kind")])),
     ]
-    shown = [html.Div(one, className="third") for one in lists if one is not None]
-    said = note("Against the average op of the job, each by itself and without launch delays.")
-    return [html.Div(shown, className="row"), said] if shown else []
+    tables = [html.Div(table, className="third") for table in lists if table is not None]
+    explanation = note("Against the average op of the job, each by itself and without launch delays.")
+    return [html.Div(tables, className="row"), explanation] if tables else []
 
 
-def _lost(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """What is lost to the rows of these tables, the most first. `tables`: each with its column, and the word of a
+def _loss_rows(report: Report, tables: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """The losses of the rows of these tables, the largest first. `tables`: each with its column, and the word of a
     selection for it.
     """
     lost = [
@@ -184,8 +183,8 @@ def ask_button(title: str, query: WhatifQuery, *, edit: bool = False) -> Compone
     )
 
 
-def answer_panel(report: Report, seen: Seen) -> Component | None:
-    """The answer to the question, or how far it is; None if none was asked."""
+def answer_panel(report: Report, seen: CurrentAnswers) -> Component | None:
+    """The answer to the question, or its progress; None without a question."""
     match seen.status:
         case None if seen.wrong is None:
             return None
@@ -197,20 +196,20 @@ def answer_panel(report: Report, seen: Seen) -> Component | None:
             body = [_progress(phase)]
         case WhatifAnswer() as answer:
             assert seen.query is not None
-            return panel("Answer", *_answered(report, seen.query, answer), extra=_keep_button(seen))
+            return panel("Answer", *_answer_parts(report, seen.query, answer), extra=_keep_button(seen))
     return panel("Answer", *body)
 
 
 def _progress(phase: Phase) -> Component:
     phases = list(Phase)
-    done = phases.index(phase)
-    items = [html.Li([str(each), ""], className="done") for each in phases[:done]]
+    index = phases.index(phase)
+    items = [html.Li([str(name), ""], className="done") for name in phases[:index]]
     items.append(html.Li([str(phase), " ..."], className="now"))
-    items += [html.Li([str(each), ""], className="") for each in phases[done + 1 :]]
+    items += [html.Li([str(name), ""], className="") for name in phases[index + 1 :]]
     return html.Ol(items, className="phases")
 
 
-def _keep_button(seen: Seen) -> Component:
+def _keep_button(seen: CurrentAnswers) -> Component:
     others = [query for query, _ in seen.beside]
     if seen.query in others:
         return html.Span("Kept for comparison below")
@@ -229,15 +228,15 @@ def sentence(query: WhatifQuery, answer: WhatifAnswer, whole: str = "a step") ->
             f"With {query.selection} alone as recorded and all else ideal, {whole} takes"
             f" {seconds(answer.step_time_s)}: they alone cost {cost_alone(answer.slowdown)} of it."
         )
-    how = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
-    takes = f"{how}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
+    condition = f"With {query}" if query.action is QueryAction.PEERS else f"If {query}"
+    takes = f"{condition}, {whole} takes {seconds(answer.step_time_s)} instead of {seconds(answer.recorded_s)}"
     if not answer.clear:
         return f"{takes}: a difference within its error, so nothing is promised."
     word = "less" if answer.saved_s > 0 else "more"
     return f"{takes}: {seconds(abs(answer.saved_s))} ({abs(answer.saved_s) / answer.recorded_s:.1%}) {word}."
 
 
-def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[Any]:
+def _answer_parts(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[Any]:
     trust, whole = report.trust, report.job.whole
     figures: list[tuple[str, Any]] = [
         (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
@@ -249,11 +248,13 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
             (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
             (cost_alone(answer.slowdown), term("costs alone", "lost to them alone")),
         ]
-    every = f" of {report.job.ops:,}" if report.job.ops else ""
-    figures.append((f"{answer.ops:,}", f"ops selected{every}"))
-    said = [html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")]
+    of_all = f" of {report.job.ops:,}" if report.job.ops else ""
+    figures.append((f"{answer.ops:,}", f"ops selected{of_all}"))
+    parts = [
+        html.P(sentence(query, answer, "the recording" if whole == "recording" else "a step"), className="verdict")
+    ]
     if not trust.trustworthy:
-        said.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
+        parts.append(html.P(["Do not trust this figure: ", "; ".join(trust.reasons)], className="warning"))
     cards = [
         html.Div([html.Div(value, className="value"), html.Div(caption, className="caption")], className="figure-card")
         for value, caption in figures
@@ -263,25 +264,24 @@ def _answered(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> list[
     means = ["Like the price of a ", term("fix"), ": everything else as recorded, launch delays kept."]
     if query.action is QueryAction.KEEP:
         means = ["This is the question of the paper, without launch delays; it is no price of a fix."]
-    footing = note([*error, *means])
-    return [*said, html.Div(cards, className="figures"), footing]
+    return [*parts, html.Div(cards, className="figures"), note([*error, *means])]
 
 
-def kept_panel(report: Report, seen: Seen) -> Component | None:
+def kept_panel(report: Report, seen: CurrentAnswers) -> Component | None:
     """The kept scenarios and the one just answered: a table, bars, exact numbers; None if none is kept."""
     rows = list(seen.beside)
     current = (
         isinstance(seen.status, WhatifAnswer)
         and seen.query is not None
-        and seen.query not in [each for each, _ in rows]
+        and seen.query not in [question for question, _ in rows]
     )
     if current:
         assert seen.query is not None
         assert seen.status is not None
         rows.append((seen.query, seen.status))
-    said = [html.P(text, className="warning") for text in seen.beside_problems]
+    problems = [html.P(text, className="warning") for text in seen.beside_problems]
     if not seen.beside:
-        return panel("Scenarios side by side", *said) if said else None
+        return panel("Scenarios side by side", *problems) if problems else None
     recorded_s = report.step_time_s.recorded
     bars = [
         StepBar(f"{number}  {query}", status.step_time_s, status.error_s)
@@ -298,7 +298,7 @@ def kept_panel(report: Report, seen: Seen) -> Component | None:
     )
     return panel(
         "Scenarios side by side",
-        *said,
+        *problems,
         html.Div(_lines(rows, report.job.whole, len(seen.beside)), className="scenarios"),
         *figure,
     )
@@ -322,8 +322,8 @@ def _numbers(recorded_s: float, rows: Sequence[tuple[WhatifQuery, Status]]) -> p
     return pl.DataFrame(lines, infer_schema_length=None)
 
 
-def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) -> Component:
-    """The scenarios as a table with a button each; what comes after `beside` rows is not kept yet."""
+def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, kept_count: int) -> Component:
+    """The scenarios as a table with a button each; what comes after `kept_count` rows is not kept yet."""
     heads: list[Any] = [
         "",
         "Scenario",
@@ -337,8 +337,8 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
         if isinstance(status, WhatifAnswer):
             cells: list[Any] = [html.Td(figure, className="number") for figure in _figures(status)]
         else:
-            said = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
-            cells = [html.Td(said, colSpan=3, className="note")]
+            message = status.message if isinstance(status, Rejected) else f"{status.phase} ..."
+            cells = [html.Td(message, colSpan=3, className="note")]
         last: Any = (
             html.Button(
                 "Remove",
@@ -346,11 +346,11 @@ def _lines(rows: Sequence[tuple[WhatifQuery, Status]], whole: str, beside: int) 
                     aria_label=f"Remove scenario {number}", data_whatif="remove", data_asked=kept_text([query])
                 ),
             )
-            if number <= beside
+            if number <= kept_count
             else html.Span("not kept", className="label")
         )
         row = [html.Td(str(number), className="label"), html.Td(str(query)), *cells, html.Td(last, className="number")]
-        lines.append(html.Tr(row, className="" if number <= beside else "current"))
+        lines.append(html.Tr(row, className="" if number <= kept_count else "current"))
     return row_table(heads, lines, "Scenarios", range(2, 5))
 
 

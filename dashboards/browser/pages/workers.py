@@ -89,7 +89,7 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     history = html.Div(_detail(stored.name, workers, view), id="workers-detail")
     draining = html.Div(hosts(workers, view.host, report), id="workers-hosts")
     return [
-        html.Div(_said(view), id="workers-said", role="status"),
+        html.Div(_messages(view), id="workers-said", role="status"),
         panel("Who and since when", *pattern, *_missing(report)),
         html.Div(
             [
@@ -119,22 +119,22 @@ def draw(workers: WorkerMap, view: WorkerView) -> go.Figure:
     """The map of the step, or of all: the slowest outlined, the chosen worker and host marked."""
     values = workers.values(view.position).ravel()
     marked = [cell for cell in workers.worst(view.position, LISTED) if values[cell] >= WORTH_NAMING]
-    of_host: list[int] = []
+    on_host: list[int] = []
     if view.host is not None:
-        of_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
-    drawn = worker_heatmap(
+        on_host = np.flatnonzero(workers.host.ravel() == workers.hosts.index(view.host))[:MOST_MARKED].tolist()
+    fig = worker_heatmap(
         workers,
         view.position,
         viewer().theme,
         marked=marked,
         chosen=view.cell,
-        dotted=of_host,
+        dotted=on_host,
         boxed=() if view.box is None else view.box.cells(workers),
     )
-    return drawn.update_layout(meta={"box": True})
+    return fig.update_layout(meta={"box": True})
 
 
-def _said(view: WorkerView) -> list[Component]:
+def _messages(view: WorkerView) -> list[Component]:
     return [note(text) for text in view.said]
 
 
@@ -153,9 +153,9 @@ def _missing(report: Report) -> list[Component]:
     missing = [f"({worker.coordinates})" for worker in coverage.missing_workers]
     number = coverage.workers_expected - coverage.workers_traced
     count = "1 worker was" if number == 1 else f"{number:,} workers were"
-    gone = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
+    missing_text = f"{count} not traced: {listed(missing, MOST_NAMED)}. " if missing else ""
     blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
-    return [note(gone + blank)]
+    return [note(missing_text + blank)]
 
 
 def _map_panel(job: str, report: Report, workers: WorkerMap, view: WorkerView) -> Component:
@@ -252,14 +252,14 @@ class Point(TypedDict):
 
 
 class Clicked(TypedDict):
-    """A click on a figure, as far as it is read, or a drag over the map, from column to column and from row to row."""
+    """A click on a figure, with the fields in use, or a drag over the map, by columns and rows."""
 
     points: list[Point]
     box: NotRequired[tuple[tuple[int, int], tuple[int, int]]]
 
 
-class Shown(TypedDict):
-    """What the page remembers of its view: `worker_view.address`."""
+class ViewData(TypedDict):
+    """The stored view of the page: `view_state.address`."""
 
     step: int | None
     worker: str | None
@@ -284,26 +284,26 @@ class Shown(TypedDict):
 def change(
     position: int | str,
     cell: Clicked | None,
-    of_time: Clicked | None,
-    of_steps: Clicked | None,
+    time_click: Clicked | None,
+    steps_click: Clicked | None,
     typed: str | None,
     _workers: Any,
     _hosts: Any,
     job: str,
-    shown: Shown,
+    view_data: ViewData,
 ) -> Any:
     """Follow the slider, a click on a figure, a worker typed or a button. The parts of the page are set one by one, so
     that an error appears where the page speaks and leaves the rest as it was.
     """
-    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were drawn anew
+    if not ctx.triggered[0]["value"] and ctx.triggered_id != "workers-step":  # buttons that were just created
         return no_update
     report, workers = results().stored(job).report, results().worker_map(job)
     assert report is not None, "else there were no map"
-    before = read_view(workers, shown)
-    clicked = {"workers-map": cell, "workers-times": of_time, "workers-steps": of_steps}.get(str(ctx.triggered_id))
-    view = _followed(workers, replace(before, said=()), position, clicked, typed)
+    before = read_view(workers, view_data)
+    clicks = {"workers-map": cell, "workers-times": time_click, "workers-steps": steps_click}
+    view = _updated_view(workers, replace(before, said=()), position, clicks.get(str(ctx.triggered_id)), typed)
     if view.said:
-        return _said(view)
+        return _messages(view)
     if view.position is not None and ctx.triggered_id in ("workers-times", "workers-steps"):
         set_props("workers-step", {"value": view.position + 1})
     set_props("workers-map", {"figure": drawing(draw(workers, view))})
@@ -317,7 +317,7 @@ def change(
     return []
 
 
-def _followed(
+def _updated_view(
     workers: WorkerMap, view: WorkerView, position: int | str, clicked: Clicked | None, typed: str | None
 ) -> WorkerView:
     match ctx.triggered_id:
@@ -327,12 +327,12 @@ def _followed(
         case "workers-map" if clicked and "box" in clicked:
             return choose_box(workers, *clicked["box"], view)
         case "workers-map" if clicked and clicked["points"]:
-            who = clicked["points"][0]["customdata"]
-            return choose_worker(workers, ",".join(map(str, who[:2])), replace(view, box=None))
+            customdata = clicked["points"][0]["customdata"]
+            return choose_worker(workers, ",".join(map(str, customdata[:2])), replace(view, box=None))
         case "workers-times" | "workers-steps" if clicked and clicked["points"]:
-            of, who = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
+            of, customdata = clicked["points"][0]["customdata"][:1], clicked["points"][0]["customdata"][1:]
             view = choose_step(workers, "".join(map(str, of)), view)
-            return choose_worker(workers, ",".join(map(str, who[:2])), view) if len(who) > 1 else view
+            return choose_worker(workers, ",".join(map(str, customdata[:2])), view) if len(customdata) > 1 else view
         case "workers-go" if typed:
             return choose_worker(workers, typed, view)
         case {"type": "pick-worker", "value": str(value)}:
@@ -347,10 +347,10 @@ clientside_callback(
 )
 
 
-def pick(kind: str, value: str, shown: str, *, place: str, pressed: bool = False) -> Component:
+def pick(kind: str, value: str, label: str, *, place: str, pressed: bool = False) -> Component:
     """A button that chooses a worker or a host. `place` tells apart buttons for the same one."""
     return html.Button(
-        shown,
+        label,
         id={"type": f"pick-{kind}", "value": value, "place": place},
         className="pick",
         **attributes(aria_pressed="true" if pressed else "false"),
@@ -368,12 +368,12 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
     rows = []
     for cell in cells:
         worker, host = workers.worker(cell), workers.host_name(cell)
-        shown = pick(
+        button = pick(
             "worker", comma(worker), workers.label(cell).removeprefix("rank "), place="list", pressed=cell == chosen
         )
         rows.append(
             [
-                shown,
+                button,
                 html.Td("-" if host is None else short(host), className="host"),
                 f"{worker.dp_rank}, {worker.pp_rank}",
                 *([] if in_step is None else [cost_alone(in_step[cell])]),
@@ -381,10 +381,10 @@ def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Compo
             ]
         )
     balanced = float(workers.slowdown.max()) < WORTH_NAMING and position is None
-    said = [note(f"No worker costs {WORTH_NAMING - 1:.0%}: these are only the largest.")] if balanced else []
+    remarks = [note(f"No worker costs {WORTH_NAMING - 1:.0%}: these are only the largest.")] if balanced else []
     places = [place for place, cell in enumerate(cells) if cell == chosen]
     numbers = range(3, len(heads))
-    return [*said, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
+    return [*remarks, row_table(heads, rows, "Slowest workers", numbers, style="tight", chosen=places)]
 
 
 def slowest_steps(stored: Stored) -> Component:
@@ -402,11 +402,11 @@ def slowest_steps(stored: Stored) -> Component:
 
 
 def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, default: bool) -> list[Component]:
-    """One worker: its figures, also over the steps, and where to look next. `default`: nobody chose it."""
+    """One worker: its figures, also over the steps, and where to look next. `default`: the user did not choose it."""
     worker, host = workers.worker(cell), workers.host_name(cell)
     count = workers.slowdown.size
-    everyone = workers.per_step.reshape(len(workers.steps), -1)
-    slow = int((everyone[:, cell] >= WORTH_NAMING).sum())
+    per_step = workers.per_step.reshape(len(workers.steps), -1)
+    slow = int((per_step[:, cell] >= WORTH_NAMING).sum())
     facts = {
         "Costs alone": f"{cost_alone(workers.slowdown.ravel()[cell])} of a step",
         "Place": f"{workers.place(cell):,} of {count:,}, the slowest first",
@@ -422,7 +422,7 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
             "What if it were as fast as its peers?", href=href("/whatif", job=job, select=f"worker={comma(worker)}")
         ),
     ]
-    table = pl.DataFrame({"step": workers.steps, "slowdown": everyone[:, cell]})
+    table = pl.DataFrame({"step": workers.steps, "slowdown": per_step[:, cell]})
     moments = [viewer().moment(starts.get(int(number))) for number in workers.steps]
     body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
@@ -443,17 +443,19 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
 
 
 def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
-    """What the workers in the chosen box cost together, and where to look next."""
+    """The joint cost of the workers in the chosen box, with links."""
     if view.box is None:
         return [note("A drag over the map chooses several workers.")]
     values = workers.values(view.position).ravel()
     cells = view.box.cells(workers)
-    own, whole = (float(np.nansum(np.clip(lost_alone(each), 0, None))) for each in (values[cells], values))
-    share = f" of {whole:.1%}, {own / whole:.0%} of what all workers cost" if whole else ""
+    selected, total = (
+        float(np.nansum(np.clip(lost_alone(slowdowns), 0, None))) for slowdowns in (values[cells], values)
+    )
+    share = f" of {total:.1%}, {selected / total:.0%} of what all workers cost" if total else ""
     where = {"dp_rank": view.box.dp_ranks, "stage": view.box.stages}
     step = None if view.position is None else int(workers.steps[view.position])
     selection = " and ".join(f"{name}={values}" for name, values in where.items())
-    ways = {
+    links = {
         "Timeline of these workers": href("/timeline", job=job, step=step, **where),
         "What if they were as fast as their peers?": href("/whatif", job=job, select=selection),
     }
@@ -461,10 +463,10 @@ def several(job: str, workers: WorkerMap, view: WorkerView) -> list[Component]:
         html.P(
             [
                 html.B(f"{len(cells):,} workers, dp {view.box.dp_ranks}, stage {view.box.stages}: "),
-                *(term("summed"), f" {own:.1%}{share}"),
+                *(term("summed"), f" {selected:.1%}{share}"),
             ]
         ),
-        html.P([html.Span(dcc.Link(words, href=to), className="next") for words, to in ways.items()]),
+        html.P([html.Span(dcc.Link(words, href=address), className="next") for words, address in links.items()]),
     ]
 
 
@@ -478,10 +480,10 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     if workers.only_host is not None:
         return [note(f"The job runs on one host, {short(workers.only_host)}.")]
     loads = workers.host_loads()
-    said = html.P(host_words(report, workers), className="verdict")
+    verdict = html.P(host_words(report, workers), className="verdict")
     if not loads:
         return [
-            said,
+            verdict,
             note("Traces of `tracekit collect` name them; other formats can carry `hosts` in their metadata."),
         ]
     rows = [
@@ -499,10 +501,10 @@ def hosts(workers: WorkerMap, chosen: str | None, report: Report) -> list[Compon
     more = len(loads) - HOSTS_LISTED
     rest = f"{more:,} more hosts have no slower worker. " if more > 0 else ""
     return [
-        said,
+        verdict,
         row_table(heads, rows, "Hosts", (1, 2, 4), style="tight", chosen=places),
         note(f"{rest}Choose a host to mark its workers on the map."),
     ]
 
 
-job_page(__name__, "/workers", build, lambda stored, texts: [partial(stored.worker_map, texts["job"])])
+job_page(__name__, "/workers", build, lambda stored, args: [partial(stored.worker_map, args["job"])])

@@ -54,7 +54,7 @@ def worker_cells(workers: WorkerMap, job: str) -> Component:
     levels = np.searchsorted(LEVELS, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
     noun = "stage " if columns <= FEW_COLUMNS else ""
-    heads = [html.Span(f"{noun}{at * pooled.column_block}", className="axis") for at in range(columns)]
+    heads = [html.Span(f"{noun}{column * pooled.column_block}", className="axis") for column in range(columns)]
     cells: list[Component] = [corner, *heads]
     for row in range(rows):
         cells.append(html.Span(str(workers.dp_ranks[row * pooled.row_block]), className="axis"))
@@ -86,20 +86,20 @@ def _cell(workers: WorkerMap, job: str, pooled: Pooled, row: int, column: int, l
     )
 
 
-def _mark(shown: Any, where: str, words: str, **more: Any) -> Component:
+def _mark(content: Any, where: str, words: str, **more: Any) -> Component:
     """A mark that links on (assets/tracekit.js); in large pictures, Tab stops only at the important marks."""
-    return html.A(shown, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
+    return html.A(content, href=where, title=words, **more, **attributes(aria_label=words, data_follow="yes"))
 
 
 def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
     """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
     block = -(-len(by_step) // MOST_BARS)
-    shown = [max(by_step[at : at + block], key=lambda row: row.recorded_s) for at in range(0, len(by_step), block)]
-    slowest = max(shown, key=lambda row: row.recorded_s)
+    steps = [max(by_step[i : i + block], key=lambda row: row.recorded_s) for i in range(0, len(by_step), block)]
+    slowest = max(steps, key=lambda row: row.recorded_s)
     top = slowest.recorded_s
     theme = viewer().theme
     bars: list[Component] = []
-    for row in shown:
+    for row in steps:
         lost_s = min(row.lost_s or 0.0, row.recorded_s)
         words = f"step {row.step}: {seconds(row.recorded_s)}, {seconds(lost_s)} lost"
         without_loss = 1.0 - lost_s / row.recorded_s if row.recorded_s else 1.0
@@ -127,13 +127,13 @@ def steps_picture(by_step: Sequence[OfStep], job: str) -> Component:
 
 def trend(shares: Sequence[float]) -> Component:
     """The shares that the last windows lose, a bar each from 0 to the largest of them, at least 10 %."""
-    shown = shares[-MOST_TREND:]
-    top = max(*shown, 0.1)
+    recent = shares[-MOST_TREND:]
+    top = max(*recent, 0.1)
     bars = [
         html.Span(html.I(style={"height": f"{max(share, 0.0) / top:.0%}", "background": viewer().theme.slow[3]}))
-        for share in shown
+        for share in recent
     ]
-    words = f"lost in the last {len(shown)} windows: {shown[0]:.0%} to {shown[-1]:.0%}, {max(shown):.0%} at most"
+    words = f"lost in the last {len(recent)} windows: {recent[0]:.0%} to {recent[-1]:.0%}, {max(recent):.0%} at most"
     return html.Div(bars, className="bars trend", title=words, role="img", **attributes(aria_label=words))
 
 

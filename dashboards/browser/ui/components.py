@@ -61,14 +61,14 @@ def named(id: str | None) -> dict[str, Any]:  # noqa: A002 - Dash's name
     return {} if id is None else {"id": id}
 
 
-def term(word: str, shown: str | None = None) -> Component:
+def term(word: str, label: str | None = None) -> Component:
     """A word of the glossary that shows its definition on hover or focus (assets/tips.js)."""
-    return html.Span(shown or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
+    return html.Span(label or word, className="term", tabIndex=0, **attributes(data_tip=GLOSSARY[word]))
 
 
-def badge(shown: Children, tone: Tone, *, loud: bool) -> Component:
+def badge(content: Children, tone: Tone, *, loud: bool) -> Component:
     """A judgement in the colour of its tone, `loud` on full colour; readable in both themes."""
-    return html.Span(shown, className=f"badge {tone}{' loud' if loud else ''}")
+    return html.Span(content, className=f"badge {tone}{' loud' if loud else ''}")
 
 
 def panel(title: Children, *children: Any, id: str | None = None, extra: Children = None) -> Component:  # noqa: A002 - Dash's name
@@ -89,7 +89,7 @@ def folded_panel(title: str, *children: Any, opened: bool = False) -> Component:
 
 
 def halves(*parts: Any) -> Component:
-    """These parts, two in a row; below each other where there is no room."""
+    """These parts, two in a row; below each other on narrow screens."""
     return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
@@ -98,9 +98,9 @@ def note(text: Children) -> Component:
     return html.P(text, className="note")
 
 
-def problem(message: str, *, title: str = "This cannot be shown", way_on: Component | None = None) -> Component:
-    """An error message that the user can act on. `way_on`: a link to a page that works."""
-    return html.Div([html.B(title), html.P(message), way_on], className="problem", role="alert")
+def problem(message: str, *, title: str = "This cannot be shown", link: Component | None = None) -> Component:
+    """An error message that the user can act on. `link`: a link to a page that works."""
+    return html.Div([html.B(title), html.P(message), link], className="problem", role="alert")
 
 
 def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
@@ -111,15 +111,15 @@ def guarded(build: Callable[_Arguments, Any]) -> Callable[_Arguments, Any]:
         try:
             return build(*args, **kwargs)
         except Exception as error:
-            return told(error)
+            return error_message(error)
 
     return safely
 
 
-def told(error: Exception) -> Component:
+def error_message(error: Exception) -> Component:
     """The message for an error. Errors of tracekit itself are logged with a traceback."""
     if isinstance(error, NotStoredError):
-        return problem(str(error), way_on=dcc.Link("All jobs", href=href("/")))
+        return problem(str(error), link=dcc.Link("All jobs", href=href("/")))
     if isinstance(error, TracekitError):
         return problem(str(error))
     logging.getLogger(__name__).error("a part of a page failed", exc_info=error)
@@ -128,7 +128,7 @@ def told(error: Exception) -> Component:
 
 def figure_panel(
     title: Children,
-    drawn: go.Figure,
+    fig: go.Figure,
     *,
     label: str,
     table: pl.DataFrame,
@@ -140,7 +140,7 @@ def figure_panel(
     """A figure with its data as a table below it. `label`: text for screen readers; `csv`: link to all rows; `width`:
     of a figure that scrolls where it does not fit, pixels.
     """
-    graph, below = figure_parts(drawn, label=label, table=table, csv=csv, id=id)
+    graph, below = figure_parts(fig, label=label, table=table, csv=csv, id=id)
     if width is not None:
         sized = html.Div(graph, style={"width": f"{width}px"})
         graph = html.Div(sized, className="table-wide", tabIndex=0, role="region", **attributes(aria_label=label))
@@ -148,7 +148,7 @@ def figure_panel(
 
 
 def figure_parts(
-    drawn: go.Figure,
+    fig: go.Figure,
     *,
     label: str,
     table: pl.DataFrame,
@@ -157,7 +157,7 @@ def figure_parts(
     most: int = MOST_ROWS,
 ) -> list[Component]:
     """The figure and its table, of at most `most` rows, without a frame around them."""
-    graph = Chart(figure=drawing(drawn), **named(id))
+    graph = Chart(figure=drawing(fig), **named(id))
     return [html.Div(graph, role="group", **attributes(aria_label=label)), as_table(table, csv=csv, most=most)]
 
 
@@ -189,7 +189,7 @@ def html_table(
     style: str = "",
     chosen: Collection[int] = (),
 ) -> Component:
-    """A table. `rows`: lists of cells, of which those that are no `Td` or `Th` become one, or ready-made rows.
+    """A table. `rows`: lists of cells, which become `Td` or `Th` unless they are, or ready-made rows.
 
     `numbers`: the positions of columns that hold figures; `chosen`: of rows that stand out.
     """
@@ -198,7 +198,7 @@ def html_table(
         styles = ["number" if column in numbers else "" for column in range(len(cells))]
         styled = zip(cells, styles, strict=True)
         return html.Tr(
-            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=of) for cell, of in styled],
+            [cell if isinstance(cell, html.Td | html.Th) else kind(cell, className=css) for cell, css in styled],
             className="chosen" if place in chosen else "",
         )
 
@@ -217,11 +217,11 @@ def row_table(
     id: str | None = None,  # noqa: A002 - Dash's name
 ) -> Component:
     """A table as `html_table` makes it; without room for its columns (assets/tables.js), each row becomes a block in
-    which every cell names its column. `label`: what it lists.
+    which every cell names its column. `label`: its content, for screen readers.
     """
     heads = [head[:1].upper() + head[1:] if isinstance(head, str) else head for head in heads]
     whole_table = html_table(heads, rows, numbers, style=style, chosen=chosen)
-    names = [_words(head).removesuffix(" \u2193") for head in heads]
+    names = [_text_of(head).removesuffix(" \u2193") for head in heads]
     for row in (*whole_table.children[0].children, *whole_table.children[1].children):
         for name, cell in zip(names, row.children, strict=False):  # a cell may span several columns
             setattr(cell, "data-head", name)
@@ -234,12 +234,12 @@ def sorting_head(name: str, path: str, *, sorts: bool) -> Component:
     return dcc.Link(f"{name} \u2193" if sorts else name, href=path)
 
 
-def _words(content: Any) -> str:
-    """The text of a component and of those in it."""
+def _text_of(content: Any) -> str:
+    """The text of a component and of its children."""
     if isinstance(content, Component):
-        return _words(getattr(content, "children", None))
+        return _text_of(getattr(content, "children", None))
     if isinstance(content, list | tuple):
-        return "".join(map(_words, content))
+        return "".join(map(_text_of, content))
     return "" if content is None else str(content)
 
 
@@ -279,7 +279,7 @@ def text_field(
 
     `suggestions`: those of the browser; any other text is allowed too. `sent_as`: its name in the form around it.
     """
-    offered = html.Datalist([html.Option(value=each) for each in suggestions], id=f"{name}-known")
+    offered = html.Datalist([html.Option(value=text) for text in suggestions], id=f"{name}-known")
     line = dcc.Input(
         id=name,
         value=value,
@@ -311,13 +311,13 @@ def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"value": value, "label": label} for value, label in options.items()]
 
 
-def scale(name: str, label: str, most: int, value: int) -> Component:
-    """A slider from 0 to `most` that sends its value while dragged. `label`: text for screen readers."""
-    knob = dcc.Input(id=name, type="range", min=0, max=most, step=1, value=value)
+def scale(name: str, label: str, maximum: int, value: int) -> Component:
+    """A slider from 0 to `maximum` that sends its value while dragged. `label`: text for screen readers."""
+    knob = dcc.Input(id=name, type="range", min=0, max=maximum, step=1, value=value)
     return html.Label([html.Span(label, className="unseen"), knob], className="scale")
 
 
-class _Drawn(Component):
+class _ReactComponent(Component):
     """A component of `assets/`, with these properties."""
 
     _namespace: str
@@ -333,20 +333,20 @@ class _Drawn(Component):
         super().__init__(**values)
 
 
-def _drawn(namespace: str, name: str, *properties: str) -> type[_Drawn]:
-    named = {"_namespace": namespace, "_type": name, "_properties": properties}
-    return type(name, (_Drawn,), {"__module__": __name__, **named})
+def _component_class(namespace: str, name: str, *properties: str) -> type[_ReactComponent]:
+    definition = {"_namespace": namespace, "_type": name, "_properties": properties}
+    return type(name, (_ReactComponent,), {"__module__": __name__, **definition})
 
 
 #: A figure (assets/chart_view.js). `figure`: of `drawing`; `clickData`: the points last clicked.
-Chart = _drawn("tracekit_chart", "Chart", "id", "figure", "clickData")
+Chart = _component_class("tracekit_chart", "Chart", "id", "figure", "clickData")
 #: A select, and radio buttons or, if `value` is a list, checkboxes (assets/components.js). `options`: value and label.
-Menu = _drawn("tracekit_components", "Menu", "id", "options", "value")
-Choice = _drawn("tracekit_components", "Choice", "id", "options", "value")
+Menu = _component_class("tracekit_components", "Menu", "id", "options", "value")
+Choice = _component_class("tracekit_components", "Choice", "id", "options", "value")
 #: A `details` of HTML (assets/components.js). `children`: its summary, then what a browser draws once it is opened.
-Folded = _drawn("tracekit_components", "Folded", "children", "className", "open")
+Folded = _component_class("tracekit_components", "Folded", "children", "className", "open")
 #: The named views of a table (assets/components.js). `query`: the view that is shown; `name`: that in the address.
-Views = _drawn("tracekit_components", "Views", "id", "query", "name")
+Views = _component_class("tracekit_components", "Views", "id", "query", "name")
 
 
 def drawing(figure: go.Figure) -> dict[str, Any]:

@@ -79,18 +79,18 @@ def results() -> Results:
     job, its results are of that window.
     """
     if "results" not in flask.g:
-        flask.g.results = service().results.at_one_state()
-        asked = _asked()
-        job, window = asked.get("job") or None, asked.get("window", "")
+        flask.g.results = service().results.pinned()
+        requested = _requested()
+        job, window = requested.get("job") or None, requested.get("window", "")
         with suppress(SelectionError):  # the page says it
-            choose_range(job, asked.get("since", ""), asked.get("until", ""))
+            choose_range(job, requested.get("since", ""), requested.get("until", ""))
         if _is_number(window):
             choose_window(job or flask.g.results.newest(), window)
     chosen: Results = flask.g.results
     return chosen
 
 
-def _asked() -> dict[str, str]:
+def _requested() -> dict[str, str]:
     """Job, window and range in the address of the page: from the request or, in a callback, from its header."""
     stated = flask.request.headers.get(WINDOW_HEADER)
     return flask.request.args.to_dict() if stated is None else dict(parse_qsl(stated))
@@ -123,7 +123,7 @@ def choose_range(job: str | None, since: str, until: str) -> None:
     spans = results().spans(name, 1, chosen.since, chosen.until)
     if spans.is_empty():
         raise SelectionError(f"{words}: no step of this job is in that range")
-    flask.g.results = results().of_range(name, int(spans["last"][0]), chosen.since, chosen.until)
+    flask.g.results = results().in_range(name, int(spans["last"][0]), chosen.since, chosen.until)
     flask.g.range = (name, chosen)
 
 
@@ -140,14 +140,14 @@ def _moment(text: str, name: str, default: float) -> float:
 
 def chosen_range(job: str) -> TimeRange | None:
     """The range of time that the request names for the job; None: all of it."""
-    of_job, chosen = flask.g.get("range", (None, None))
-    return chosen if of_job == job else None
+    range_job, chosen = flask.g.get("range", (None, None))
+    return chosen if range_job == job else None
 
 
 def chosen_window(job: str) -> int | None:
     """The window of the job that the request names; None: the newest."""
-    of_job, window = flask.g.get("window", (None, None))
-    return window if of_job == job else None
+    window_job, window = flask.g.get("window", (None, None))
+    return window if window_job == job else None
 
 
 def prefixed(path: str) -> str:
@@ -163,7 +163,7 @@ def viewer() -> Viewer:
 
 
 def _zone(name: str) -> tzinfo:
-    """The time zone of that name; UTC if there is none, since a cookie can hold anything."""
+    """The time zone of that name; UTC for an unknown name, since a cookie can hold anything."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):

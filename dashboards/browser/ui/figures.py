@@ -21,11 +21,11 @@ from tracekit.report.tables import BarTimeline, LegendEntry, Series, SeriesLine,
 
 #: Sets of ops that cost less than this share of the costliest one are not drawn.
 LEAST_SHARE = 0.01
-#: Characters of a name beside its bar.
+#: Characters of a name next to its bar.
 LONGEST_LABEL = 46
 
 
-def _sides(theme: Theme) -> dict[str, str]:
+def _side_colours(theme: Theme) -> dict[str, str]:
     return {"before": theme.dimmed, "after": theme.changed}
 
 
@@ -37,11 +37,9 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
     changes = [
         change for change, size in zip(changes, sizes, strict=True) if size >= LEAST_SHARE * max(sizes, default=0.0)
     ]
-    drawn = figure(
-        theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True
-    )
-    for name, colour in _sides(theme).items():
-        drawn.add_bar(
+    fig = figure(theme, height=90 + 34 * max(len(changes), 2), x="seconds a step that it costs alone", y=y, legend=True)
+    for name, colour in _side_colours(theme).items():
+        fig.add_bar(
             y=[change.name for change in changes],
             x=[getattr(change, f"{name}_s") for change in changes],
             orientation="h",
@@ -49,17 +47,17 @@ def costs(changes: Sequence[CostChange], theme: Theme, *, y: str) -> go.Figure:
             marker={"color": colour},
             hovertemplate="%{y}, " + name + ": %{x:.3g} s<extra></extra>",
         )
-    drawn.update_layout(barmode="group", bargap=0.3)
-    drawn.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    return drawn
+    fig.update_layout(barmode="group", bargap=0.3)
+    fig.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    return fig
 
 
 def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.Figure:
     """Recorded step times with their means. `split`: both sides on one axis of steps, else each from its first step."""
-    drawn = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
-    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
+    fig = figure(theme, x="step" if split else "steps from the first one traced", y="recorded seconds", legend=True)
+    for (name, colour), side in zip(_side_colours(theme).items(), (before, after), strict=True):
         positions = side.steps if split else np.arange(len(side.steps))
-        drawn.add_scatter(
+        fig.add_scatter(
             x=positions,
             y=side.recorded_s,
             customdata=side.steps,
@@ -69,7 +67,7 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
             marker={"size": 5},
             hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
         )
-        drawn.add_scatter(
+        fig.add_scatter(
             x=positions[[0, -1]],
             y=[side.recorded_s.mean()] * 2,
             mode="lines",
@@ -77,15 +75,15 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
             showlegend=False,
             hovertemplate="mean " + name + ": %{y:.4g} s<extra></extra>",
         )
-    return drawn
+    return fig
 
 
 def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
     """The share of steps that took at most x, on either side."""
-    drawn = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
-    for (name, colour), side in zip(_sides(theme).items(), (before, after), strict=True):
+    fig = figure(theme, x="recorded seconds of a step", y="share of the steps", legend=True)
+    for (name, colour), side in zip(_side_colours(theme).items(), (before, after), strict=True):
         values = np.sort(side.recorded_s)
-        drawn.add_scatter(
+        fig.add_scatter(
             x=np.concatenate([values[:1], values]),
             y=np.arange(len(values) + 1) / len(values),
             name=name,
@@ -93,8 +91,8 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
             line={"shape": "hv", "color": colour, "width": 2},
             hovertemplate="%{y:.0%} of the steps took at most %{x:.4g} s<extra>" + name + "</extra>",
         )
-    drawn.update_yaxes(tickformat=".0%", range=[0, 1.02])
-    return drawn
+    fig.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    return fig
 
 
 def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
@@ -102,9 +100,9 @@ def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
 
     `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
     """
-    nowhere, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
+    unknown, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
     worker_map_of_side = WorkerMap(
-        pl.DataFrame(), side.dp_ranks, side.workers, ranks, nowhere, (), side.steps[:0], per_step
+        pl.DataFrame(), side.dp_ranks, side.workers, ranks, unknown, (), side.steps[:0], per_step
     )
     return worker_heatmap(worker_map_of_side, None, theme)
 
@@ -122,8 +120,8 @@ def scenario_times(recorded_s: float, bars: Sequence[StepBar], theme: Theme, who
     """Times of a `whole`, a step or a recording, in scenarios and as the job ran."""
     rows = [StepBar("as it ran", recorded_s, 0.0), *bars]
     colours = [theme.recorded, *[theme.changed] * len(bars)]
-    drawn = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
-    drawn.add_bar(
+    fig = figure(theme, height=74 + 34 * len(rows), x=f"seconds a {whole}")
+    fig.add_bar(
         y=[short(bar.label, LONGEST_LABEL) for bar in rows],
         x=[bar.step_time_s for bar in rows],
         error_x={"type": "data", "array": [bar.error_s for bar in rows], "color": theme.text, "thickness": 1.2},
@@ -138,10 +136,10 @@ def scenario_times(recorded_s: float, bars: Sequence[StepBar], theme: Theme, who
         textfont={"color": [ink_on(colour) for colour in colours]},
         hovertemplate="%{y}: %{x:.4g} s<extra></extra>",
     )
-    drawn.add_vline(recorded_s, line={"color": theme.recorded, "width": 1.5, "dash": "dot"})
-    drawn.update_xaxes(rangemode="tozero")
-    drawn.update_yaxes(autorange="reversed", showgrid=False)
-    return drawn
+    fig.add_vline(recorded_s, line={"color": theme.recorded, "width": 1.5, "dash": "dot"})
+    fig.update_xaxes(rangemode="tozero")
+    fig.update_yaxes(autorange="reversed", showgrid=False)
+    return fig
 
 
 #: Most ranks in one figure.
@@ -162,38 +160,38 @@ def memory_over_time(memory: MemoryTimes) -> Series:
 
 
 def rank_times(ranks: Sequence[Mapping[str, Any]]) -> BarTimeline:
-    """What the GPU of each rank did, one part after the other: `by_rank` of the report on a recording, with
+    """The GPU time of each rank, one part after the other: `by_rank` of the report on a recording, with
     `before_first_s` if that is known; of many ranks, the costliest.
     """
-    shown = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])
+    costliest = sorted(sorted(ranks, key=lambda row: -row["sole_delay_s"])[:_MOST_RANKS], key=lambda row: row["rank"])
     bars = []
-    for number, row in enumerate(shown):
+    for number, row in enumerate(costliest):
         end_s = 0.0
         for what, (words, key, _) in enumerate(_GPU_PARTS):
             spent_s = row.get(key, 0.0)
             if spent_s > 0:
-                said = f"rank {row['rank']}, {words}: {seconds(spent_s)}"
-                bars.append(TimelineBar(number, what, end_s, end_s + spent_s, said))
+                hover_text = f"rank {row['rank']}, {words}: {seconds(spent_s)}"
+                bars.append(TimelineBar(number, what, end_s, end_s + spent_s, hover_text))
             end_s += spent_s
-    names = [f"rank {row['rank']}" for row in shown]
+    names = [f"rank {row['rank']}" for row in costliest]
     legend = [LegendEntry(words, tone) for words, _, tone in _GPU_PARTS]
     return BarTimeline("What each GPU did", "of the recording", names, legend, bars, [])
 
 
 def distribution(curves: pl.DataFrame, theme: Theme) -> go.Figure:
     """The share of jobs, and of GPU-hours, that lose at most a given share."""
-    drawn = figure(theme, height=280, x="share lost", y="share with at most that", legend=True)
+    fig = figure(theme, height=280, x="share lost", y="share with at most that", legend=True)
     for column, name, colour in (
         ("waste_jobs", "of jobs", theme.text),
         ("waste_hours", "of GPU-hours", theme.dimmed),
     ):
-        drawn.add_scatter(
+        fig.add_scatter(
             x=curves[column].to_list(),
             y=curves["quantile"].to_list(),
             name=name,
             mode="lines",
             line={"shape": "vh", "color": colour, "width": 2},
         )
-    drawn.update_xaxes(tickformat=".0%")
-    drawn.update_yaxes(tickformat=".0%", range=[0, 1.01])
-    return drawn
+    fig.update_xaxes(tickformat=".0%")
+    fig.update_yaxes(tickformat=".0%", range=[0, 1.01])
+    return fig

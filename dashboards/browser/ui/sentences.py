@@ -1,4 +1,4 @@
-"""What a report says, in sentences.
+"""The sentences about a report.
 
 In: a report, or parts of it, and the map. Out: text and tones for all pages of a job.
 
@@ -32,7 +32,7 @@ _LAUNCH_DELAYS = (LossKind.INPUT, LossKind.HOST)
 
 
 class Tone(StrEnum):
-    """What the colour of a statement means, everywhere: good is green, bad orange, unsure grey. Values: CSS classes."""
+    """The meaning of colours on all pages: good is green, bad orange, unsure grey. Values: CSS classes."""
 
     GOOD = "fine"
     BAD = "slow"
@@ -56,7 +56,7 @@ def headline(report: Report) -> Headline:
     verdict = report.verdict
     trusted, kind = report.trust.trustworthy, verdict.kind
     badge, sentence = verdict.label.replace("-", " "), _sentence(verdict.sentence)
-    if kind is LossKind.CONTRADICTION or not (trusted or _promised(report)):
+    if kind is LossKind.CONTRADICTION or not (trusted or _promised_fixes(report)):
         reason = "" if kind is LossKind.CONTRADICTION else _UNTRUSTED
         return Headline("no verdict", f"No verdict.{reason or ' ' + sentence}", Tone.UNSURE)
     if kind is LossKind.MINOR or kind not in (LossKind.BALANCED, *UNNAMED):
@@ -95,14 +95,14 @@ def named_causes(report: Report) -> list[Finding]:
     """The named causes, the costliest first; for an untrustworthy job, only those that explain why and whose fix is
     promised all the same.
     """
-    named = [cause for cause in report.findings if costs_time(report, cause) or cause.suggested_fix]
-    return named if report.trust.trustworthy else [cause for cause in named if cause.kind in advised(report)]
+    causes = [cause for cause in report.findings if costs_time(report, cause) or cause.suggested_fix]
+    return causes if report.trust.trustworthy else [cause for cause in causes if cause.kind in advised(report)]
 
 
 def place_words(report: Report, cause: Finding) -> str:
     """The place of a cause: rank and node first, if the report has them; empty for the whole job."""
     places = zip(report.findings, report.answer.places, strict=True)
-    words = next((words for one, words in places if one == cause), cause.where_text)
+    words = next((words for place, words in places if place == cause), cause.where_text)
     return "" if words == "whole job" else short(words)
 
 
@@ -122,14 +122,14 @@ def believed(report: Report, words: str) -> str:
 def first_action(report: Report) -> tuple[str, str] | None:
     """The first action and its saving, in the words of the answer; None without advice."""
     answer = report.answer
-    if not answer.action or not (report.trust.trustworthy or _promised(report)):
+    if not answer.action or not (report.trust.trustworthy or _promised_fixes(report)):
         return None
     return answer.action, answer.saves or ""
 
 
 def advised(report: Report) -> set[str]:
     """The kinds of cause with a promised fix."""
-    return {str(fix.cause) for fix in _promised(report)}
+    return {str(fix.cause) for fix in _promised_fixes(report)}
 
 
 def why_no_advice(report: Report) -> str:
@@ -146,21 +146,21 @@ def node_words(report: Report) -> str | None:
     """Advice on draining a node, by the rule of tracekit/report/conclusions.py; None if no node is known, or if no
     machine can be at fault.
     """
-    of_machines = [one for one in report.answer.culprits if one.hardware or one.part in MACHINE_PARTS]
-    return nodes_of(of_machines, trusted=report.trust.trustworthy).sentence
+    suspects = [culprit for culprit in report.answer.culprits if culprit.hardware or culprit.part in MACHINE_PARTS]
+    return nodes_of(suspects, trusted=report.trust.trustworthy).sentence
 
 
 def host_words(report: Report, workers_map: WorkerMap) -> str:
     """Advice on draining a host. A slow worker is no reason to drain the others of its host."""
     if not workers_map.hosts:
         return "The trace does not name its hosts."
-    if not report.trust.trustworthy and not _promised(report):
+    if not report.trust.trustworthy and not _promised_fixes(report):
         return f"No advice: {why_no_advice(report)}."
     advice = node_words(report)
     for cause in named_causes(report):
         workers = cause.where.workers
         if workers or cause.where.host:
-            rest = _host_check(report, cause) if cause.where.host else _on(cause, workers, workers_map)
+            rest = _host_check(report, cause) if cause.where.host else _workers_words(cause, workers, workers_map)
             return f"{advice or 'No host to drain.'} {rest}"
     return advice or "No host to drain: the diagnosis names no host and no worker."
 
@@ -168,11 +168,11 @@ def host_words(report: Report, workers_map: WorkerMap) -> str:
 def _host_check(report: Report, cause: Finding) -> str:
     """The action for a cause on a host, in the words of the answer; without one, the title of the cause."""
     accounts = report.answer.accounts
-    words = next((one.fix for one in accounts if one.kind == cause.kind and one.fix), cause.title)
+    words = next((account.fix for account in accounts if account.kind == cause.kind and account.fix), cause.title)
     return f"{words} ({sure(cause.confidence)})."
 
 
-def _on(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> str:
+def _workers_words(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """The workers that the diagnosis names, and the other workers of their host."""
     words = f"The diagnosis names {_listed(workers, workers_map)} ({sure(cause.confidence)})"
     cell = workers_map.cell(workers[0]) if len(workers) == 1 else None
@@ -189,15 +189,15 @@ def _on(cause: Finding, workers: Sequence[Worker], workers_map: WorkerMap) -> st
 def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     """Workers by rank; by coordinates where the map has no rank."""
     cells = [(worker, workers_map.cell(worker)) for worker in workers]
-    named = [
+    names = [
         None if cell is None or workers_map.rank_of(cell) is None else workers_map.label(cell) for _, cell in cells
     ]
-    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(named, cells, strict=True)]
+    words = [name or f"({worker.coordinates})" for name, (worker, _) in zip(names, cells, strict=True)]
     return listed(words, MOST_NAMED)
 
 
 def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
-    """What a cause costs: without the profiler, where that is known."""
+    """The cost of a cause, without the profiler if known."""
     if saves := cause.saves_step_s:
         return f"costs {'at most ' * bound}{seconds(saves.value)} a step without the profiler"
     return cost(cause.saved_s, cause.alone_s, report.job.whole, bound=bound)
@@ -210,7 +210,7 @@ def _cause_words(report: Report, cause: Finding) -> str:
     return f"{cause.title}{place} ({costs}{sure(cause.confidence)})"
 
 
-def _promised(report: Report) -> list[Fix]:
+def _promised_fixes(report: Report) -> list[Fix]:
     """The promised fixes for a named cause, best first.
 
     For an untrustworthy job, those of the leading cause if launch delays are the loss: they are why the replay falls
@@ -229,7 +229,7 @@ def _promised(report: Report) -> list[Fix]:
 def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
     """The slow workers on the map, the shape that they form, and how often the slowest one is the same."""
     workers = space.workers
-    named = _listed(workers, workers_map)
+    names = _listed(workers, workers_map)
     host = f" on {short(space.host)}" if space.host else ""
     largest = 1 - 1 / float(workers_map.slowdown.max())
     stays = f"The same worker is the slowest in {space.stays:.0%} of the steps."
@@ -239,19 +239,19 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
         case "none":
             return f"No worker stands out: none alone costs more than {largest:.1%} of a step."
         case "one-worker":
-            return f"One worker stands out: {named}{host}, which alone costs {largest:.1%} of a step. {stays}"
+            return f"One worker stands out: {names}{host}, which alone costs {largest:.1%} of a step. {stays}"
         case "one-host" if workers_map.only_host is not None:
-            everyone = len(workers) == workers_map.slowdown.size
-            which = f"All {len(workers):,} workers" if everyone else f"Several workers ({named})"
+            is_all = len(workers) == workers_map.slowdown.size
+            which = f"All {len(workers):,} workers" if is_all else f"Several workers ({names})"
             return f"{which} of the only host of the job, {short(workers_map.only_host)}, stand out. {stays}"
         case "one-host":
-            return f"Workers of one host stand out, {short(str(space.host))}: {named}. {stays}"
+            return f"Workers of one host stand out, {short(str(space.host))}: {names}. {stays}"
         case "one-stage":
             return f"One stage stands out on nearly every DP rank: stage {workers[0].pp_rank}."
         case "one-dp-rank":
             return f"One DP rank stands out on nearly every stage: DP rank {workers[0].dp_rank}. {stays}"
         case "several-workers":
-            return f"Several workers stand out: {named}. {stays}"
+            return f"Several workers stand out: {names}. {stays}"
         case _:
             return (
                 "The slowest worker changes from step to step; over all steps, none alone costs more than"
@@ -260,15 +260,15 @@ def space_words(space: SpacePattern, workers_map: WorkerMap) -> str:
 
 
 def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
-    """What is lost over the steps. `by_step`: the rows of that table of the report."""
+    """The course of the loss over the steps. `by_step`: the rows of that table of the report."""
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed(map(str, pattern.slow_steps), MOST_NAMED)
     shares = {row.step: (row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in by_step}
-    least, most = min(shares.values()), max(shares.values())
+    low, high = min(shares.values()), max(shares.values())
     match pattern.shape:
         case "none":
-            return f"What steps lose shows no pattern: {least:.1%} to {most:.1%} of each."
+            return f"What steps lose shows no pattern: {low:.1%} to {high:.1%} of each."
         case "persistent":
             slow = sum(share >= SMALLEST_HEADLINE_SHARE for share in shares.values())
             if 0 < slow < len(by_step):
@@ -276,14 +276,14 @@ def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
                     "The loss comes and goes from the first step on: it is"
                     f" {SMALLEST_HEADLINE_SHARE:.0%} or more in {slow:,} of {len(by_step):,} steps."
                 )
-            return f"Every step loses time, from the first one on: {least:.1%} to {most:.1%}."
+            return f"Every step loses time, from the first one on: {low:.1%} to {high:.1%}."
         case "changed":
             since = pattern.since_step or 0
             before, after = (
                 fmean(share for step, share in shares.items() if (step < since) is early) for early in (True, False)
             )
-            way = "rose" if after > before else "fell"
-            return f"The loss {way} at step {since}, from {before:.1%} of a step on average to {after:.1%}."
+            verb = "rose" if after > before else "fell"
+            return f"The loss {verb} at step {since}, from {before:.1%} of a step on average to {after:.1%}."
         case "drifting":
             return "The loss drifts: it grows or shrinks steadily over the steps."
         case "periodic":

@@ -30,6 +30,7 @@ from tracekit.dashboards.browser.data.stored_kinds import PIPELINE
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     badge,
+    error_message,
     guarded,
     href,
     note,
@@ -37,7 +38,6 @@ from tracekit.dashboards.browser.ui.components import (
     problem,
     term,
     text_field,
-    told,
 )
 from tracekit.dashboards.browser.ui.context import (
     choose_range,
@@ -70,7 +70,7 @@ _Arguments = ParamSpec("_Arguments")
 _Answer = TypeVar("_Answer")
 
 _CODE = re.compile(r"`([^`]+)`")
-#: Stands for the address of the page, which the browser knows. `printable` lets no name contain it.
+#: Placeholder for the address of the page, which the browser fills in. `printable` removes it from names.
 ADDRESS = "\ue000"
 #: Ranges that end with the job: name and seconds.
 _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
@@ -84,14 +84,14 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
     _reads[path] = reads
 
     def layout(**state: Any) -> Any:
-        texts = {name: value for name, value in state.items() if isinstance(value, str)}
+        args = {name: value for name, value in state.items() if isinstance(value, str)}
         seen, left_out = {}, None
         with suppress(StoreError):  # the content shows the error
             seen["data_state"] = results().state()  # before anything is read, so that nothing newer goes unnoticed
             left_out = _left_out(results().left_out())
-        content = guarded(_within_limits(build))(**texts)
-        trouble = html.Div(id=TROUBLE, role="alert")
-        parts = [*(content if isinstance(content, list) else [content]), left_out, trouble]
+        content = guarded(_within_limits(build))(**args)
+        alerts = html.Div(id=TROUBLE, role="alert")
+        parts = [*(content if isinstance(content, list) else [content]), left_out, alerts]
         return html.Main(as_prose(parts), id="page", **attributes(data_page=path, **seen))
 
     dash.register_page(module, path=path, title=f"{title} - tracekit", name=title, layout=layout)
@@ -100,10 +100,10 @@ def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> Non
 def _within_limits(build: Layout) -> Layout:
     """The page, or SelectionError for an address longer than the dashboard makes any."""
 
-    def limited(**texts: str) -> Any:
-        if (length := sum(map(len, texts.values()))) > LONGEST_ADDRESS:
+    def limited(**args: str) -> Any:
+        if (length := sum(map(len, args.values()))) > LONGEST_ADDRESS:
             raise SelectionError(f"the address has {length:,} characters; expected at most {LONGEST_ADDRESS:,}")
-        return build(**texts)
+        return build(**args)
 
     return limited
 
@@ -130,10 +130,10 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
     of the job.
     """
 
-    def all_reads(results: Results, texts: Mapping[str, str]) -> Sequence[Callable[[], object]]:
-        if "job" not in texts:
+    def all_reads(results: Results, args: Mapping[str, str]) -> Sequence[Callable[[], object]]:
+        if "job" not in args:
             return [results.jobs]
-        return [partial(results.stored, texts["job"]), *(() if reads is None else reads(results, texts))]
+        return [partial(results.stored, args["job"]), *(() if reads is None else reads(results, args))]
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
@@ -141,8 +141,8 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
         try:
             choose_range(name, state.pop("since", ""), state.pop("until", ""))
         except SelectionError as error:
-            all_of_it = dcc.Link("All of the run", href=href(path, job=name, since=None))
-            remarks.append(problem(str(error), title="This range cannot be shown", way_on=all_of_it))
+            whole_run = dcc.Link("All of the run", href=href(path, job=name, since=None))
+            remarks.append(problem(str(error), title="This range cannot be shown", link=whole_run))
         if window is not None:
             choose_window(name, window)
         try:
@@ -151,19 +151,19 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
             if window is None:
                 raise
             newest = dcc.Link("The newest window of this job", href=href(path, job=name, window=None))
-            return [problem(str(error), way_on=newest)]
+            return [problem(str(error), link=newest)]
         if job is None:
             remarks.append(note(f"No job named in the address: this is the newest one, {short(name)}."))
         if path not in stored.kind.pages:
             return [job_head(stored, path), *remarks, _pipelines_only(stored)]
         if stored.report is None:
             why = stored.problem or "It was stored without an analysis (collected, or imported with --no-analysis)."
-            how = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
+            advice = f"Import its trace again with `{adding(results().path)} --replace` to see its results here."
             if why == OTHER_VERSION:
-                how = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
-            return [job_head(stored, path), *remarks, problem(f"{why} {how}", title="Not analysed")]
-        texts = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
-        content = guarded(build)(stored, stored.report, **texts)
+                advice = f"`{command('store', 'repair', '--store', results().path)}` analyses it again."
+            return [job_head(stored, path), *remarks, problem(f"{why} {advice}", title="Not analysed")]
+        args = {name: text for name, text in state.items() if name not in ("stored", "report")}  # names of arguments
+        content = guarded(build)(stored, stored.report, **args)
         return [job_head(stored, path), *remarks, *(content if isinstance(content, list) else [content])]
 
     page(module, path, PIPELINE.pages[path], layout, all_reads)
@@ -183,7 +183,7 @@ def job_head(stored: Stored, active: str) -> Component:
         shared = [share(stored.name, stored.report)]
         verdict = run_headline(stored.report, viewer().zone) or headline(stored.report)
         badges = [badge(verdict.badge, verdict.tone, loud=verdict.tone is Tone.BAD), trust_badge(stored.report)]
-    hung = active == "/hang" or any(one.cause.kind == HANG for one in results().incidents(stored.name))
+    hung = active == "/hang" or any(incident.cause.kind == HANG for incident in results().incidents(stored.name))
     tabs = [
         html.Span(title, className="job-tab active", **attributes(aria_current="page"))
         if path == active
@@ -209,16 +209,16 @@ def _which_window(stored: Stored, path: str) -> list[Component]:
     steps = [] if stored.report is None else [row.step for row in stored.report.by_step]
     words = f"Window {stored.window}{f', steps {steps[0]} to {steps[-1]}' if steps else ''}"
     if chosen_window(stored.name) is None:
-        of = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
-        return [note(f"{words}: the newest {of}.")]
+        scope = f"of {stored.windows}" if chosen_range(stored.name) is None else "in the range"
+        return [note(f"{words}: the newest {scope}.")]
     return [note([f"{words}. ", dcc.Link("Newest window", href=href(path, job=stored.name, window=None))])]
 
 
 def trust_badge(report: Report) -> Component:
     """A badge that tells if the figures are trustworthy."""
     trusted = report.trust.trustworthy
-    shown = term("trust", "trustworthy" if trusted else "not trustworthy")
-    return badge(shown, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
+    label = term("trust", "trustworthy" if trusted else "not trustworthy")
+    return badge(label, Tone.GOOD if trusted else Tone.BAD, loud=not trusted)
 
 
 def frame() -> Component:
@@ -303,18 +303,18 @@ def checked(function: Callable[_Arguments, _Answer]) -> Callable[_Arguments, _An
     expected, hints = signature(function), get_type_hints(function)
 
     @wraps(function)
-    def safely(*values: _Arguments.args, **named: _Arguments.kwargs) -> _Answer:
+    def safely(*values: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer:
         try:
-            given = expected.bind(*values, **named).arguments
+            given = expected.bind(*values, **keywords).arguments
         except TypeError as error:
             raise BadRequest(f"{function.__name__}: {error}") from None
         if flask.request.content_length is None or flask.request.content_length > MOST_BYTES:
             raise BadRequest(f"{function.__name__}: more than {MOST_BYTES:,} bytes")
         for name, value in given.items():
             several = expected.parameters[name].kind is Parameter.VAR_POSITIONAL
-            if not all(_fits(each, hints[name]) for each in (value if several else [value])):
+            if not all(_has_type(member, hints[name]) for member in (value if several else [value])):
                 raise BadRequest(f"{function.__name__}: {name} = {value!r:.60} is not {hints[name]}")
-        return _in_prose(function(*values, **named))
+        return _in_prose(function(*values, **keywords))
 
     return safely
 
@@ -329,7 +329,7 @@ def _in_prose(answer: _Answer) -> _Answer:
     return answer
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     """True if a value from JSON is of that type; a TypedDict needs at least its keys."""
     try:
         msgspec.convert(value, kind)
@@ -340,7 +340,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 def say_failure(error: Exception) -> None:
     """Show a message over the page and leave the rest of it unchanged."""
-    message = as_prose(told(error))
+    message = as_prose(error_message(error))
     message.children = [*message.children, html.Button("Close", **attributes(data_close=TROUBLE))]
     set_props(TROUBLE, {"children": message})
 
@@ -358,14 +358,14 @@ def as_prose(content: Any) -> Any:
                 content.children = as_prose(children)
             return content
         case list() | tuple():
-            return [part for one in content for part in _several(one)]
+            return [part for child in content for part in _as_components(child)]
         case str():
             return _parts(content)
         case _:
             return content
 
 
-def _several(content: Any) -> list[Any]:
+def _as_components(content: Any) -> list[Any]:
     prose = as_prose(content)
     return prose if isinstance(content, str) and isinstance(prose, list) else [prose]
 
@@ -383,12 +383,9 @@ def share(job: str, report: Report) -> Component:
         for form, text in messages(report, ADDRESS).items()
     ]
     page = html.A("Download HTML", href=href("/download/report.html", job=job), download="", className="button")
-    said = html.Span(role="status", className="note")
+    status = html.Span(role="status", className="note")
     return html.Details(
-        [
-            html.Summary("Share"),
-            html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), said]),
-        ],
+        [html.Summary("Share"), html.Div([*copies, page, xlsx("report", "Download XLSX", "button", job=job), status])],
         className="share",
     )
 
@@ -401,44 +398,44 @@ def xlsx(name: str, words: str, style: str = "", **state: object) -> Component:
 
 
 def range_control(job: str, path: str) -> list[Component]:
-    """What range is shown, with links to others and a form; nothing where the job has no times.
+    """The chosen range, with links to others and a form; nothing if the job has no times.
 
     Pages of a job with several windows show the newest one in the range; charts of time show the range alone.
     """
-    whole = results().spans(job, 1)
-    if whole.is_empty():
+    all_spans = results().spans(job, 1)
+    if all_spans.is_empty():
         return []
-    begin, end = float(whole["start_s"][0]), float(whole["end_s"][0])
+    begin, end = float(all_spans["start_s"][0]), float(all_spans["end_s"][0])
     chosen = chosen_range(job)
-    shown = "All of the run" if chosen is None else "Range"
-    moments = [viewer().moment(at) for at in ((begin, end) if chosen is None else chosen.within(begin, end))]
-    ways = [
+    label = "All of the run" if chosen is None else "Range"
+    moments = [viewer().moment(time_s) for time_s in ((begin, end) if chosen is None else chosen.within(begin, end))]
+    links = [
         dcc.Link(name, href=href(path, job=job, since=_iso(max(end - length, begin)), until=_iso(end), window=None))
         for name, length in _LAST
         if length < end - begin
     ]
     if chosen is not None:
-        ways.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
+        links.insert(0, dcc.Link("all of the run", href=href(path, job=job, since=None, until=None)))
     texts = ("", "") if chosen is None else (chosen.begin, chosen.end)
     fields = [
-        text_field(f"range-{name}", name.title(), text, placeholder=_iso(at), sent_as=name, style="wide")
-        for name, text, at in zip(("since", "until"), texts, (begin, end), strict=True)
+        text_field(f"range-{name}", name.title(), text, placeholder=_iso(default_s), sent_as=name, style="wide")
+        for name, text, default_s in zip(("since", "until"), texts, (begin, end), strict=True)
     ]
     form = html.Form(
         [dcc.Input(type="hidden", name="job", value=job), *fields, html.Button("Show")], action=href(path), method="GET"
     )
-    summary = html.Summary([html.B(f"{shown}: "), f"{moments[0]} to {moments[1]}"])
-    return [html.Details([summary, html.Div(ways, className="ways-on"), form], className="time-range")]
+    summary = html.Summary([html.B(f"{label}: "), f"{moments[0]} to {moments[1]}"])
+    return [html.Details([summary, html.Div(links, className="ways-on"), form], className="time-range")]
 
 
-def in_range(drawn: go.Figure, job: str) -> go.Figure:
+def in_range(fig: go.Figure, job: str) -> go.Figure:
     """A figure over the steps of a job (`step_axis`), zoomed to the chosen range."""
     if (chosen := chosen_range(job)) is not None:
         starts = results().step_starts(job)
-        steps = [step for step, at in starts.items() if at is not None and chosen.since <= at <= chosen.until]
+        steps = [step for step, start in starts.items() if start is not None and chosen.since <= start <= chosen.until]
         if steps:
-            drawn.update_layout(meta=drawn.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
-    return drawn
+            fig.update_layout(meta=fig.layout.meta | {"range": [min(steps) - 0.5, max(steps) + 0.5]})
+    return fig
 
 
 def _iso(moment: float) -> str:

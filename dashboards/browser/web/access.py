@@ -79,8 +79,8 @@ class Access:
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         if site is None:
             asking = (origin or "").partition("://")[2]  # "" of the origin "null"
-            own = (request.headers.get("Host"), urlsplit(self.url).netloc)
-            return origin is not None and (not asking or asking not in own)
+            own_hosts = (request.headers.get("Host"), urlsplit(self.url).netloc)
+            return origin is not None and (not asking or asking not in own_hosts)
         is_link = request.method == "GET" and request.headers.get("Sec-Fetch-Mode") == "navigate"
         return site not in ("same-origin", "none") and not is_link
 
@@ -245,7 +245,7 @@ class Tokens:
 
     def __init__(self, path: Path | None = None) -> None:
         self.token = secrets.token_urlsafe(16) if path is None else None
-        self._path, self._lock, self._state = path, threading.Lock(), _state(path)
+        self._path, self._lock, self._file_state = path, threading.Lock(), _file_state(path)
         tokens = {LINK_HOLDER: self.token} if self.token else read_tokens(path or Path())
         self._digests = _digests(tokens)
         # The same after a restart. Who knows it still lacks the digests of other people's tokens for their sessions.
@@ -274,14 +274,14 @@ class Tokens:
         flask.g.user = self._user_of_session() or self._user_of(_bearer(request))
         flask.g.can_log_out = "user" in session
         if flask.g.user is None:
-            return _ask(request, _NEEDED if linked is None else _WRONG)
+            return _ask_to_log_in(request, _NEEDED if linked is None else _WRONG)
         return None if linked is None else flask.redirect(_below_prefix(_without_token(request)), 303)
 
     def _login(self) -> Response:
         user = self._user_of(flask.request.form.get("token", ""))
         wanted = flask.request.form.get("next", "")
         if user is None:
-            return _page(_WRONG, wanted)
+            return _login_page(_WRONG, wanted)
         self._begin(user)
         return flask.redirect(_below_prefix(wanted), 303)
 
@@ -302,18 +302,18 @@ class Tokens:
         return users[0] if users else None
 
     def _follow_file(self) -> None:
-        """Read the file again if it has changed; one that cannot be read admits nobody."""
+        """Read the file again if it has changed; an unreadable file admits nobody."""
         if self._path is None:
             return
         with self._lock:
-            if (state := _state(self._path)) == self._state:
+            if (state := _file_state(self._path)) == self._file_state:
                 return
             try:
                 self._digests = _digests(read_tokens(self._path))
             except SelectionError as error:
                 self._digests = {}
                 flask.current_app.logger.warning("nobody is admitted: %s", error)
-            self._state = state
+            self._file_state = state
 
 
 def read_tokens(path: Path) -> dict[str, str]:
@@ -352,9 +352,9 @@ def _fault(name: str, token: str, others: Mapping[str, str]) -> str:
         return f"{name} has a token already"
     if token in others.values():
         return f"{name} has the token of somebody else"
-    least = next((length for alphabet, length in _LENGTHS if re.fullmatch(f"{alphabet}+", token)), len(token) + 1)
+    minimum = next((length for alphabet, length in _LENGTHS if re.fullmatch(f"{alphabet}+", token)), len(token) + 1)
     repeats = token in (token + token)[1:-1]
-    if len(token) < least or len(set(token)) < _LEAST_DIFFERENT or repeats:
+    if len(token) < minimum or len(set(token)) < _LEAST_DIFFERENT or repeats:
         return f"the token of {name} can be guessed; expected 128 random bits, as `openssl rand -hex 16` prints them"
     return ""
 
@@ -363,8 +363,8 @@ def _digests(tokens: Mapping[str, str]) -> dict[str, bytes]:
     return {name: hashlib.sha256(token.encode()).digest() for name, token in tokens.items()}
 
 
-def _state(path: Path | None) -> tuple[int, ...] | None:
-    """Return an identity of the file's current state; None if it is gone."""
+def _file_state(path: Path | None) -> tuple[int, ...] | None:
+    """An identity of the file's current state; None if it was removed."""
     try:
         status = None if path is None else path.stat()
     except OSError:
@@ -381,16 +381,16 @@ def _bearer(request: flask.Request) -> str:
     return given.token or "" if given is not None and given.type == "bearer" else ""
 
 
-def _ask(request: flask.Request, reason: str) -> flask.Response:
+def _ask_to_log_in(request: flask.Request, reason: str) -> flask.Response:
     """Return 401: a page for browsers, a line for programs."""
     if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-        return _page(reason, _without_token(request))
+        return _login_page(reason, _without_token(request))
     answer = refused(401, "a token, please: Authorization: Bearer TOKEN")
     answer.headers["WWW-Authenticate"] = 'Bearer realm="tracekit"'
     return answer
 
 
-def _page(reason: str, wanted: str) -> flask.Response:
+def _login_page(reason: str, wanted: str) -> flask.Response:
     login = flask.g.prefix + LOGIN[1:]
     return flask.Response(
         _PAGE.format(login=escape(login), reason=reason, wanted=escape(wanted)), 401, mimetype="text/html"

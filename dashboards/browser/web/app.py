@@ -38,7 +38,7 @@ _DOCUMENT = """<!DOCTYPE html>
 """
 
 
-#: Scripts of Dash that no page needs: for browsers older than its styles need, and for a table of its own.
+#: Scripts of Dash that no page needs: polyfills for old browsers, and Dash's own table.
 _UNUSED = re.compile(r'<script src="[^"]*(deps/polyfill@|/dash_table/)[^"]*"></script>\n')
 #: A client may be silent for so long.
 PATIENCE_S = 30
@@ -103,7 +103,7 @@ def _declared() -> tuple[Any, ...]:
         _callback.GLOBAL_CALLBACK_MAP,
         _callback.GLOBAL_INLINE_SCRIPTS,
     )
-    contents = tuple(one.copy() for one in registries)
+    contents = tuple(registry.copy() for registry in registries)
     for registry in registries:
         registry.clear()
     return contents
@@ -157,13 +157,13 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             waiting = [connection for connection in self.active_channels.values() if not connection.requests]
             min(waiting, key=lambda connection: connection.last_activity).handle_close()
 
-    def maintenance(self, now: float) -> None:
+    def maintenance(self, now_s: float) -> None:
         """Close connections whose clients are silent.
 
-        waitress would mark them, and close them once they become writable: never, if the client does not read.
+        waitress only marks them and closes them once they are writable: never, if the client does not read.
         """
         for connection in list(self.active_channels.values()):
-            if not connection.requests and now - connection.last_activity > PATIENCE_S:
+            if not connection.requests and now_s - connection.last_activity > PATIENCE_S:
                 connection.handle_close()
 
 

@@ -68,8 +68,8 @@ def dashboard_command(
     if auth is None and not is_own:
         auth = "token"
     checked = None if auth is None else read_auth(auth)
-    named = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
-    access = read_access(checked, (*hosts, *named), public_url)
+    host_names = () if numeric is not None or not host else (host,)  # browsers may then ask by that name
+    access = read_access(checked, (*hosts, *host_names), public_url)
     if study is not None:
         from tracekit.fleet.study import Study
 
@@ -140,10 +140,10 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         )
     folder = tempfile.TemporaryDirectory(prefix="tracekit-dashboard-")
     store = Path(folder.name) / "traces.store"
-    # In a process of its own, with which its memory ends.
+    # In a separate process, which frees its memory when it ends.
     importing = [sys.executable, "-P", "-m", "tracekit.cli", "import", "--store", str(store), "--", *map(str, sources)]
-    done = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
-    if done.returncode:
+    import_run = subprocess.run(importing, check=False, stdout=subprocess.DEVNULL)  # noqa: S603 - tracekit itself
+    if import_run.returncode:
         folder.cleanup()
-        sys.exit(done.returncode)
+        sys.exit(import_run.returncode)
     return store, folder.cleanup

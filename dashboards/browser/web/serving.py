@@ -1,4 +1,4 @@
-"""What the dashboard serves besides pages: health, metrics, downloads, search, and the handling of incidents."""
+"""Routes of the dashboard besides pages: health, metrics, downloads, search, and the handling of incidents."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MOST_FOUND, MOST_HOSTS = 12, 4
 LONGEST_QUERY = 300
 
 
-class _Asked(msgspec.Struct, forbid_unknown_fields=True):
+class _IncidentRequest(msgspec.Struct, forbid_unknown_fields=True):
     """`mute_h`: hours; 0 ends the muting, None leaves it."""
 
     incident: int
@@ -84,7 +84,7 @@ class _Asked(msgspec.Struct, forbid_unknown_fields=True):
 def handle() -> flask.Response:
     """Add a change to an incident. Raises SelectionError, StoreError."""
     request, store = flask.request, Store(results().path)
-    # A proxy on this machine asks for somebody whom only --auth can name.
+    # Behind a proxy on this machine, only --auth identifies the user.
     forwarded = flask.g.proxied or any(name.startswith(_OF_PROXIES) for name in request.headers.keys(lower=True))
     user = flask.g.get("user") or (current_user() if not forwarded and _is_own(request.environ) else None)
     if user is None:
@@ -93,13 +93,13 @@ def handle() -> flask.Response:
     if request.mimetype != "application/json":  # which no other site can send
         return refused(415, "expected JSON")
     try:
-        asked = msgspec.json.decode(request.get_data(), type=_Asked)
+        change = msgspec.json.decode(request.get_data(), type=_IncidentRequest)
     except msgspec.DecodeError as error:
         raise SelectionError(f"this is no change of an incident: {error}") from None
-    now = time.time()
-    until = None if asked.mute_h is None else now + 3600.0 * asked.mute_h
+    now_s = time.time()
+    until = None if change.mute_h is None else now_s + 3600.0 * change.mute_h
     store.handle(
-        asked.incident, IncidentChange(now, user, asked.owner.strip() or None, until, asked.note.strip() or None)
+        change.incident, IncidentChange(now_s, user, change.owner.strip() or None, until, change.note.strip() or None)
     )
     return flask.Response(status=204)
 
@@ -153,12 +153,12 @@ def harden(app: Dash, access: Access) -> None:
     server.wsgi_app = WithoutPrefix(server.wsgi_app, access.prefix)
     server.before_request(lambda: _refusal(access))
     server.after_request(lambda response: _restrict(app, access, response))
-    server.register_error_handler(Exception, _failed)
-    server.register_error_handler(TracekitError, _refused)
+    server.register_error_handler(Exception, _failure_response)
+    server.register_error_handler(TracekitError, _error_response)
     server.add_url_rule(HEALTH, "healthz", _healthz)
     server.add_url_rule("/readyz", "readyz", _readyz)
     server.add_url_rule("/metrics", "metrics", lambda: _metrics(access.url))
-    server.add_url_rule("/state", "state", _state)
+    server.add_url_rule("/state", "state", _store_state)
     for address in ("/api", "/api/", "/api/<path:path>"):
         server.add_url_rule(address, "api", _no_api)
     server.add_url_rule("/download/<name>.csv", "download", download)
@@ -216,7 +216,7 @@ def _readyz() -> flask.Response:
     return flask.Response(f"ok, {count} jobs\n", mimetype="text/plain")
 
 
-def _state() -> flask.Response:
+def _store_state() -> flask.Response:
     """Return the state of the store, which pages poll to notice new data."""
     return flask.Response(results().state(), mimetype="text/plain")
 
@@ -242,14 +242,14 @@ def _states(store: Path) -> Callable[[], JobStates]:
     return remembered(Store(store))
 
 
-def _refused(error: TracekitError) -> flask.Response:
+def _error_response(error: TracekitError) -> flask.Response:
     """Return a one-line error: 404 if the store lacks the data, 503 if it cannot be read, 400 for a wrong request."""
     if isinstance(error, NotStoredError):
         return refused(404, str(error))
     return refused(503 if isinstance(error, StoreError) else 400, str(error))
 
 
-def _failed(error: Exception) -> flask.Response | HTTPException:
+def _failure_response(error: Exception) -> flask.Response | HTTPException:
     """Answer a request that Dash cannot handle, and so no page sent, with one line to the client and one in the log.
 
     Errors of the pages themselves are shown on them (components.guarded, callbacks.say_failure).
@@ -309,7 +309,7 @@ def workbook(name: str) -> flask.Response:
     if name == REPORT:
         stored = results().stored(_job())
         stem = file_stem(stored.name)
-        sheets = {one: _flat(stored.table(one)) for one in TABLES if stored.has_rows(one)}
+        sheets = {kind: _without_lists(stored.table(kind)) for kind in TABLES if stored.has_rows(kind)}
     else:
         stem, sheets = name, {name: _table(name)}
     longest = max((table.height for table in sheets.values()), default=0)
@@ -356,10 +356,10 @@ def _table(name: str) -> pl.DataFrame:
     if name not in (*TABLES, _PER_STEP):
         raise NotStoredError(f"no table {name!r}; there are jobs, {', '.join(TABLES)} and {_PER_STEP}")
     stored = results().stored(_job())
-    return _per_step(stored) if name == _PER_STEP else _flat(stored.table(name))
+    return _per_step(stored) if name == _PER_STEP else _without_lists(stored.table(name))
 
 
-def _flat(table: pl.DataFrame) -> pl.DataFrame:
+def _without_lists(table: pl.DataFrame) -> pl.DataFrame:
     return table.select(name for name, kind in table.schema.items() if not kind.is_nested() and kind != pl.Null)
 
 
@@ -379,13 +379,13 @@ def _per_step(stored: Stored) -> pl.DataFrame:
 def search() -> flask.Response:
     """Links to what the query names. Raises StoreError."""
     query = " ".join(flask.request.args.get("q", "").split())[:LONGEST_QUERY]
-    return flask.jsonify(list(islice(_found(query, flask.request.args.get("job")), MOST_FOUND)))
+    return flask.jsonify(list(islice(_search_matches(query, flask.request.args.get("job")), MOST_FOUND)))
 
 
-def _found(query: str, job: str | None) -> Iterator[dict[str, str]]:
+def _search_matches(query: str, job: str | None) -> Iterator[dict[str, str]]:
     """Yield matches in the open job first, then jobs, the costliest first."""
     if job is not None and query:
-        with suppress(NotStoredError):  # removed meanwhile, or without workers: there are still jobs to find
+        with suppress(NotStoredError):  # removed meanwhile, or without workers: jobs can still match
             yield from _in_job(results().worker_map(job), job, query.casefold())
     names = results().jobs()["name"]
     matching = names.filter(names.str.to_lowercase().str.contains(query.lower(), literal=True))

@@ -53,7 +53,7 @@ NAMED_ON_PATH = 3
 MOST_ARROWS = 256
 
 
-class _Shown:
+class _TimelineView:
     """The subject of a request: a job, the state in the parameters, and the ops of its step, which have peers."""
 
     def __init__(self, stored: Stored, state: TimelineState, ops: StepOps) -> None:
@@ -72,7 +72,7 @@ class _Shown:
         self.lines = self.state.lines(self.ops)
 
     def header(self) -> dict[str, Any]:
-        """What the browser needs to name ops and rows."""
+        """The fields with which the browser names ops and rows."""
         return {"kinds": list(map(str, KINDS))}
 
     def is_tall(self, stream: str) -> bool:
@@ -88,7 +88,7 @@ class _Shown:
         return results().job(self.stored.name).trace.step_starts.get(self.state.step)
 
     def op_words(self, name: OpName, op: int) -> tuple[str, list[list[str]]]:
-        """What an op is called, and the rows of the side panel: label and value."""
+        """The name of an op, and the rows of the side panel: label and value."""
         ops, kind, facts = self.ops, OpKind(name.kind), _facts_of(self, name.worker)
         ratio = float(ops.ratios(np.array([op]), Replay.RECORDED)[0])
         rows = [
@@ -107,11 +107,11 @@ class _Shown:
                 rows.append(
                     [f"{replay}: waiting", seconds(min(max(duration - float(ops.cost[replay][op]), 0.0), duration))]
                 )
-        own = "transfer" if kind.is_communication else "own time"
+        duration_name = "transfer" if kind.is_communication else "own time"
         peers = "none: most workers of the stage ran none" if np.isinf(ratio) else seconds(ops.median[kind.code])
         rows += [
-            [f"{own}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
-            [f"{own}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
+            [f"{duration_name}, recorded", seconds(float(ops.cost[Replay.RECORDED][op]))],
+            [f"{duration_name}, ideal", seconds(float(ops.cost[Replay.IDEAL][op]))],
             ["peer median", peers],
             ["ratio to peers", said_ratio(ratio)],
             ["launch delay", seconds(float(ops.launch_delay[op]))],
@@ -152,8 +152,8 @@ class _Shown:
         return {"heads": [*heads, "Ratio", "Beyond peers", "Launch delay"], "rows": rows}
 
 
-class _ShownStreams(_Shown):
-    """The same of a job whose ranks have streams and threads, all as recorded."""
+class _StreamView(_TimelineView):
+    """The same for a job whose ranks have streams and threads, all as recorded."""
 
     ops: StreamOps
 
@@ -204,17 +204,17 @@ class _ShownStreams(_Shown):
 
 
 #: Who shows the ops of a step, by their kind.
-_SHOWN: dict[type[StepOps], type[_Shown]] = {StepOps: _Shown, StreamOps: _ShownStreams}
+_VIEWS: dict[type[StepOps], type[_TimelineView]] = {StepOps: _TimelineView, StreamOps: _StreamView}
 
 
-def _shown(texts: Mapping[str, str], *, with_workers: bool = False) -> _Shown:
-    """What a request is about. Raises NotStoredError, SelectionError for a state that the job does not have."""
-    stored = analysed(texts.get("job", ""), with_workers=with_workers)
-    read = state_of(results(), stored.name, texts)
+def _view_of(args: Mapping[str, str], *, with_workers: bool = False) -> _TimelineView:
+    """The job, state and ops of a request. Raises NotStoredError, SelectionError for an invalid state."""
+    stored = analysed(args.get("job", ""), with_workers=with_workers)
+    read = state_of(results(), stored.name, args)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     ops = results().step(stored.name, read.state.step)
-    return _SHOWN[type(ops)](stored, read.state, ops)
+    return _VIEWS[type(ops)](stored, read.state, ops)
 
 
 def analysed(name: str, *, with_workers: bool = False) -> Stored:
@@ -262,41 +262,41 @@ def _binary(header: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     return flask.Response(packed(header, arrays), mimetype="application/octet-stream")
 
 
-def _check(texts: Mapping[str, str]) -> flask.Response:
+def _check(args: Mapping[str, str]) -> flask.Response:
     """Return the problem with the typed state, as an answer and not as a failure; null if it is valid."""
-    name = analysed(texts.get("job", "")).name
-    read = state_of(results(), name, texts)
+    name = analysed(args.get("job", "")).name
+    read = state_of(results(), name, args)
     return flask.jsonify({"problem": read.remarks[0] if read.remarks else None})
 
 
-def _layout(texts: Mapping[str, str]) -> flask.Response:
+def _layout(args: Mapping[str, str]) -> flask.Response:
     """Return the tracks: rows top to bottom, lines of each, begin and end of the view, and the overview."""
-    shown = _shown(texts)
-    ops, workers, rows_shown = shown.ops, shown.workers, shown.rows
+    view = _view_of(args)
+    ops, workers, rows_shown = view.ops, view.workers, view.rows
     leaders, place_of = rows_shown.leaders(), np.full(ops.workers, -1)
     place_of[workers] = np.arange(len(workers))
-    facts = shown.facts[place_of[leaders]]
+    facts = view.facts[place_of[leaders]]
     hosts, groups = (
-        {name: at for at, name in enumerate(dict.fromkeys(of))} for of in (facts["host"], rows_shown.group)
+        {name: i for i, name in enumerate(dict.fromkeys(values))} for values in (facts["host"], rows_shown.group)
     )
-    started = shown.started_at()
-    spans_shown = count(ops, rows_shown.worker, shown.lines)
+    started = view.started_at()
+    spans_shown = count(ops, rows_shown.worker, view.lines)
     rows = max(1, min(OVERVIEW_ROWS, len(workers)))
-    picture = overview(ops, workers, shown.lines[0].replay, rows, OVERVIEW_COLUMNS)
+    picture = overview(ops, workers, view.lines[0].replay, rows, OVERVIEW_COLUMNS)
     header = {
         "step": ops.step,
         "started_at": None if started is None else viewer().moment(started),
         "begins": ops.begin(),
         "ends": {str(name): ops.end(name) for name in ops.start},
-        "lines": [[str(line.replay), line.stream, shown.is_tall(line.stream)] for line in shown.lines],
-        **shown.header(),
+        "lines": [[str(line.replay), line.stream, view.is_tall(line.stream)] for line in view.lines],
+        **view.header(),
         "spans": spans_shown,
         "whole": spans_shown <= WHOLE_SPANS,
         "hosts": list(hosts),
         "groups": list(groups),
         "pinned": rows_shown.pinned,
         "workers": len(workers),
-        "overview": [rows, OVERVIEW_COLUMNS, shown.lines[0].replay],
+        "overview": [rows, OVERVIEW_COLUMNS, view.lines[0].replay],
     }
     return _binary(
         header,
@@ -313,111 +313,113 @@ def _layout(texts: Mapping[str, str]) -> flask.Response:
     )
 
 
-def _spans(texts: Mapping[str, str]) -> flask.Response:
+def _spans(args: Mapping[str, str]) -> flask.Response:
     """Return the spans of the pinned rows and of those from `first` to before `last`, or of all if they are few."""
-    shown = _shown(texts)
-    pinned, rows, window = shown.rows.pinned, len(shown.rows.group), None
+    view = _view_of(args)
+    pinned, rows, window = view.rows.pinned, len(view.rows.group), None
     first, last = pinned, rows
-    if count(shown.ops, shown.rows.worker, shown.lines) > WHOLE_SPANS:
-        first = _number(texts, "first", pinned, rows)
-        last = _number(texts, "last", first, rows)
+    if count(view.ops, view.rows.worker, view.lines) > WHOLE_SPANS:
+        first = _number(args, "first", pinned, rows)
+        last = _number(args, "last", first, rows)
         if last - first > MOST_ROWS:
             raise SelectionError(f"{last - first} rows at once; expected at most {MOST_ROWS}")
-        columns = _number(texts, "columns", 1, MOST_COLUMNS)
-        longest = max(map(shown.ops.end, shown.ops.start))
-        window = shown.state.window(columns) or Window(shown.ops.begin(), longest, columns)
-    workers, row = shown.rows.part(first, last)
-    drawn = spans(shown.ops, workers, shown.lines, window, row)
+        columns = _number(args, "columns", 1, MOST_COLUMNS)
+        longest = max(map(view.ops.end, view.ops.start))
+        window = view.state.window(columns) or Window(view.ops.begin(), longest, columns)
+    workers, row = view.rows.part(first, last)
+    boxes = spans(view.ops, workers, view.lines, window, row)
     header = {
         "first_row": first,
         "rows": last - first,
         "window": None if window is None else [window.start_s, window.end_s, window.columns],
     }
     names = ("first", "start", "duration", "wait", "ratio", "covers", "seq", "microbatch", "kind")
-    return _binary(header, {name: getattr(drawn, name) for name in names} | shown.names_of(drawn.seq))
+    return _binary(header, {name: getattr(boxes, name) for name in names} | view.names_of(boxes.seq))
 
 
-def _path(texts: Mapping[str, str]) -> flask.Response:
+def _path(args: Mapping[str, str]) -> flask.Response:
     """Return the critical path of the first replay shown, with the positions of its ops in the view."""
-    shown = _shown(texts, with_workers=True)
-    ops, replay = shown.ops, shown.lines[0].replay
-    path = path_spans(results().replay(shown.stored.name), ops, replay)
-    line = _line_of(shown, path.op, replay)
-    row = np.where(line < 0, -1, shown.rows.of_workers(ops.workers)[path.worker]).astype(np.int32)
-    header = {"words": _path_words(shown, path, replay)}
+    view = _view_of(args, with_workers=True)
+    ops, replay = view.ops, view.lines[0].replay
+    path = path_spans(results().replay(view.stored.name), ops, replay)
+    line = _line_of(view, path.op, replay)
+    row = np.where(line < 0, -1, view.rows.of_workers(ops.workers)[path.worker]).astype(np.int32)
+    header = {"words": _path_words(view, path, replay)}
     arrays: dict[str, npt.NDArray[Any]] = {"row": row, "line": line, "start": path.start}
     arrays["duration"] = path.duration.astype(np.float32)
     return _binary(header, arrays)
 
 
-def _line_of(shown: _Shown, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
+def _line_of(view: _TimelineView, ops: Ints, replay: Replay) -> npt.NDArray[np.int32]:
     """The line of each op in its row; -1 where its stream is not shown."""
-    line_of = {line.stream: at for at, line in enumerate(shown.lines) if line.replay is replay}
-    return np.array([line_of.get(name, -1) for name in shown.ops.stream_names], np.int32)[shown.ops.stream(ops)]
+    line_of = {line.stream: index for index, line in enumerate(view.lines) if line.replay is replay}
+    return np.array([line_of.get(name, -1) for name in view.ops.stream_names], np.int32)[view.ops.stream(ops)]
 
 
-def _path_words(shown: _Shown, path: PathSpans, replay: Replay) -> str:
+def _path_words(view: _TimelineView, path: PathSpans, replay: Replay) -> str:
     """Describe the critical path: time share by worker, then launch delays."""
-    spent = np.bincount(path.worker, weights=path.duration, minlength=shown.ops.workers)
-    whole = max(shown.ops.end(replay), 1e-12)
-    first = [at for at in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[at] > 0]
-    named = [f"{_worker_name(shown, at)} {spent[at] / whole:.0%}" for at in first]
+    spent = np.bincount(path.worker, weights=path.duration, minlength=view.ops.workers)
+    length_s = max(view.ops.end(replay), 1e-12)
+    first = [worker for worker in np.argsort(-spent, kind="stable")[:NAMED_ON_PATH].tolist() if spent[worker] > 0]
+    shares = [f"{_worker_name(view, worker)} {spent[worker] / length_s:.0%}" for worker in first]
     more = int((spent > 0).sum()) - len(first)
-    others = [f"{more:,} other workers {(spent.sum() - spent[first].sum()) / whole:.0%}"] if more else []
-    delays = f"launch delays {max(1 - spent.sum() / whole, 0):.0%}"
-    return f"Critical path, {replay}: {', '.join([*named, *others, delays])} of {seconds(whole)}."
+    others = [f"{more:,} other workers {(spent.sum() - spent[first].sum()) / length_s:.0%}"] if more else []
+    delays = f"launch delays {max(1 - spent.sum() / length_s, 0):.0%}"
+    return f"Critical path, {replay}: {', '.join([*shares, *others, delays])} of {seconds(length_s)}."
 
 
-def _worker_name(shown: _Shown, index: int) -> str:
-    worker = Worker(int(shown.ops.dp_rank[index]), int(shown.ops.pp_rank[index]))
-    rank, _ = _facts_of(shown, worker)
+def _worker_name(view: _TimelineView, index: int) -> str:
+    worker = Worker(int(view.ops.dp_rank[index]), int(view.ops.pp_rank[index]))
+    rank, _ = _facts_of(view, worker)
     return worker.coordinates if rank == "-" else f"rank {rank}"
 
 
-def _number(texts: Mapping[str, str], name: str, low: int, high: int) -> int:
-    """Parse an integer of that range. Raises SelectionError if it is none."""
-    text = texts.get(name, "")
+def _number(args: Mapping[str, str], name: str, low: int, high: int) -> int:
+    """Parse an integer in that range. Raises SelectionError."""
+    text = args.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
         raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
     return int(text)
 
 
-def _op(texts: Mapping[str, str]) -> flask.Response:
-    shown = _shown(texts)
-    name = shown.state.op
-    op = None if name is None else shown.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
+def _op(args: Mapping[str, str]) -> flask.Response:
+    view = _view_of(args)
+    name = view.state.op
+    op = None if name is None else view.ops.find(name.worker.dp_rank, name.worker.pp_rank, name.kind, name.seq)
     if name is None or op is None:
-        raise SelectionError(f"op={texts.get('op', '')!r:.60} names no op of step {shown.state.step}")
-    title, rows = shown.op_words(name, op)
-    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(shown, op)})
+        raise SelectionError(f"op={args.get('op', '')!r:.60} names no op of step {view.state.step}")
+    title, rows = view.op_words(name, op)
+    return flask.jsonify({"name": str(name), "title": title, "rows": rows, "arrows": _arrows(view, op)})
 
 
-def _arrows(shown: _Shown, op: int) -> list[list[list[float]]]:
-    """What the op hands over or waits for, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
+def _arrows(view: _TimelineView, op: int) -> list[list[list[float]]]:
+    """The dependencies of the op, each as [row, line, seconds] of both ends; at most `MOST_ARROWS`.
 
     An op whose stream is not shown is drawn on the first line.
     """
-    ops, replay = shown.ops, shown.lines[0].replay
+    ops, replay = view.ops, view.lines[0].replay
     ends, time = ops.arrows(op, replay)
     ends, time = ends[:MOST_ARROWS], time[:MOST_ARROWS]
-    row = shown.rows.of_workers(ops.workers)[ops.worker_of(ends)]
-    line = np.maximum(_line_of(shown, ends, replay), 0)
+    row = view.rows.of_workers(ops.workers)[ops.worker_of(ends)]
+    line = np.maximum(_line_of(view, ends, replay), 0)
     return np.stack([row, line, time], axis=2)[(row >= 0).all(axis=1)].tolist()
 
 
-def _sums(texts: Mapping[str, str]) -> flask.Response:
+def _sums(args: Mapping[str, str]) -> flask.Response:
     """The sums by kind of the range that is selected, or of the window, as rows of text."""
-    shown = _shown(texts)
-    state, workers = shown.state, len(shown.workers)
-    window = state.window(1) or Window(shown.ops.begin(), shown.ops.end(shown.lines[0].replay), 1)
+    view = _view_of(args)
+    state, workers = view.state, len(view.workers)
+    window = state.window(1) or Window(view.ops.begin(), view.ops.end(view.lines[0].replay), 1)
     if state.range_ms is not None:
         window = Window(state.range_ms[0] / 1e3, state.range_ms[1] / 1e3, 1)
-    totals = sums(shown.ops, shown.workers, shown.lines, window, state.find)
-    of = counted(workers, shown.stored.kind.timeline.who)
-    wide = (window.end_s - window.start_s) * max(workers, 1)
-    rows = [[kind, f"{ops:,}", seconds(total), f"{total / wide:.0%}"] for kind, ops, total in totals.iter_rows()]
+    totals = sums(view.ops, view.workers, view.lines, window, state.find)
+    scope = counted(workers, view.stored.kind.timeline.who)
+    worker_s = (window.end_s - window.start_s) * max(workers, 1)
+    rows = [[kind, f"{ops:,}", seconds(total), f"{total / worker_s:.0%}"] for kind, ops, total in totals.iter_rows()]
     words = f" that match {cut(printable(state.find), LONGEST_NAME)!r}" if state.find else ""
-    title = f"{totals['ops'].sum():,} ops{words} of {of}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
+    title = (
+        f"{totals['ops'].sum():,} ops{words} of {scope}, {window.start_s * 1e3:,.3f} to {window.end_s * 1e3:,.3f} ms"
+    )
     return flask.jsonify({"title": title, "heads": ["Kind", "Ops", "Total", "Share"], "rows": rows})
 
 
@@ -428,29 +430,29 @@ def said_ratio(ratio: float) -> str:
     return f"{ratio:.2f} x" if ratio < 1000 else "over 1,000 x"
 
 
-def _facts_of(shown: _Shown, worker: Worker) -> tuple[str, str]:
-    row = shown.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
+def _facts_of(view: _TimelineView, worker: Worker) -> tuple[str, str]:
+    row = view.by_worker.filter((pl.col("dp_rank") == worker.dp_rank) & (pl.col("pp_rank") == worker.pp_rank))
     if row.is_empty():
         return "-", "-"
     rank, host = row["rank"][0], row["host"][0]
     return "-" if rank is None else str(rank), host or "-"
 
 
-def _slowest(texts: Mapping[str, str]) -> flask.Response:
+def _slowest(args: Mapping[str, str]) -> flask.Response:
     """The slowest ops of the view, as rows of text with the name of each op."""
-    shown = _shown(texts)
-    return flask.jsonify(shown.listed(shown.slowest(SLOWEST_SHOWN)))
+    view = _view_of(args)
+    return flask.jsonify(view.listed(view.slowest(SLOWEST_SHOWN)))
 
 
-def _slowest_csv(texts: Mapping[str, str]) -> flask.Response:
-    return csv_file("slowest-ops", _shown(texts).slowest(SLOWEST_IN_CSV))
+def _slowest_csv(args: Mapping[str, str]) -> flask.Response:
+    return csv_file("slowest-ops", _view_of(args).slowest(SLOWEST_IN_CSV))
 
 
-def _export(texts: Mapping[str, str]) -> flask.Response:
+def _export(args: Mapping[str, str]) -> flask.Response:
     """The timeline of the step for ui.perfetto.dev, as `tracekit store export` writes it."""
-    stored = analysed(texts.get("job", ""), with_workers=True)
+    stored = analysed(args.get("job", ""), with_workers=True)
     steps, workers = (results().table(stored.name, table) for table in ("by_step", "by_worker"))
-    read = read_state({"step": texts.get("step", "")}, steps, workers)
+    read = read_state({"step": args.get("step", "")}, steps, workers)
     if read.remarks:
         raise SelectionError(read.remarks[0])
     with tempfile.TemporaryDirectory(prefix="tracekit.") as folder:

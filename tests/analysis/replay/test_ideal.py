@@ -13,7 +13,7 @@ from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay import Method
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.dashboards.words import published_instead
+from tracekit.dashboards.words import published_difference
 from tracekit.trace.canonical import Trace, read_parquet
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
@@ -72,7 +72,7 @@ def test_collected_garbage_is_named_with_its_rank_and_price():
     assert cause.saved_s == pytest.approx(0.4)
     assert not others
     assert str(report.verdict.kind) == "straggler"
-    assert published_instead(report)
+    assert published_difference(report)
 
 
 def test_a_checkpoint_that_stops_everybody_is_a_stall():

@@ -69,7 +69,7 @@ def test_the_link_that_an_alert_carries_opens_a_page_that_names_the_culprit(tmp_
     store.add_hang("stuck at once", [stands.headline], stands)
     with receiving() as receiver:
         notifier = Notifier(receiver.url, "https://dash/tracekit/")
-        notifier.tell(changes.look().opened, [])
+        notifier.send(changes.look().opened, [])
         receiver.wait_for(1)
         notifier.close(PATIENCE_S)
     pages = Pages(store.path)

@@ -18,7 +18,7 @@ from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
-from tracekit.dashboards.browser.data.life import Event, happened, read_differences, read_life
+from tracekit.dashboards.browser.data.life import Event, event_chart, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Store
@@ -184,7 +184,7 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
 
 def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step() -> None:
     events = (Event("restart", 1.0, 1.0, "another attempt", 3), Event("incident", 2.0, 5.0, "rank 3", 2, 7))
-    drawn = happened(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
+    drawn = event_chart(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
     (bars,), axis = drawn["data"], drawn["layout"]["yaxis"]
     assert list(zip(bars["y"], bars["base"], bars["x"], strict=True)) == [
         ("restart", 1000.0, 0.0),

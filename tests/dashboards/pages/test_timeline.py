@@ -273,7 +273,7 @@ def test_a_pinned_row_stays_on_top_and_in_the_address(visit: Visit) -> None:
     page.wait_for_url("**pin=0%2C3**")
     page.wait_for_function("() => tracekitTimeline.current().scene.pinned === 1")
     page.evaluate("tracekitTimeline.current().scroll.scrollTop = 200")
-    top = "tracekitTimelineRows.at(tracekitTimeline.current(), tracekitTimelineDraw.AXIS + 5).row"
+    top = "tracekitTimelineRows.rowAtY(tracekitTimeline.current(), tracekitTimelineDraw.AXIS + 5).row"
     assert (page.evaluate(top), page.evaluate("tracekitTimeline.current().scene.pp_rank[0]")) == (0, 3)
     page.focus("#timeline-scroll")
     page.evaluate("tracekitTimeline.current().scroll.scrollTop = 0")
@@ -321,7 +321,7 @@ def test_ops_are_found_by_name_and_the_rest_fades(visit: Visit, step_105: pl.Dat
     painted_faint = page.evaluate(
         """() => {
             const { scene, spans } = tracekitTimeline.current();
-            return [...spans.kind].filter((_, at) => scene.finds(spans, at)).length;
+            return [...spans.kind].filter((_, index) => scene.matches(spans, index)).length;
         }"""
     )
     assert painted_faint == matching.height
@@ -496,7 +496,7 @@ def test_a_step_with_too_many_ops_is_fetched_window_by_window(
     before = state(page).get("at")
     page.evaluate("tracekitTimeline.current().scroll.scrollTop = 300")
     page.wait_for_function("(at) => new URL(location).searchParams.get('at') !== at", arg=before)
-    page.wait_for_function("() => !tracekitTimeline.current().coming && !tracekitTimeline.current().stale()")
+    page.wait_for_function("() => !tracekitTimeline.current().requested && !tracekitTimeline.current().stale()")
     there = state(page)["at"]
     assert there != before
     again = visit(address(page))

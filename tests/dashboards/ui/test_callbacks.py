@@ -115,9 +115,11 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
 @pytest.mark.parametrize(
     ("path", "broken", "act"),
     [
-        ("/whatif?job=slow-worker", "whatif._look", "[data-whatif=suggest]"),
+        ("/whatif?job=slow-worker", "whatif._ask_all", "[data-whatif=suggest]"),
         pytest.param("/whatif?job=slow-worker", "whatif._report", "[data-whatif=suggest]", marks=pytest.mark.slow),
-        pytest.param("/workers?job=slow-worker", "workers._followed", "#workers-list button", marks=pytest.mark.slow),
+        pytest.param(
+            "/workers?job=slow-worker", "workers._updated_view", "#workers-list button", marks=pytest.mark.slow
+        ),
         ("/compare?job=slow-worker", "compare._chosen", "text=This job before a step"),
     ],
 )
