@@ -221,9 +221,9 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         discrepancy = self.discrepancy
         reasons = []
         if unexplained > LARGEST_DISCREPANCY:
-            of = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
+            total = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
             reasons.append(
-                f"launch delays add {unexplained:.1%} to the step{of}: host-side time (Python, kernel launch), or"
+                f"launch delays add {unexplained:.1%} to the step{total}: host-side time (Python, kernel launch), or"
                 " waiting for something that was not recorded"
             )
         if discrepancy < -LARGEST_DISCREPANCY:

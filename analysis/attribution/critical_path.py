@@ -266,7 +266,7 @@ def _assembled(graph: LabelledGraph, parts: Sequence[_Part]) -> CriticalPath:
     steps = np.concatenate([part.step for part in parts])
     order = np.lexsort((-np.arange(len(steps)), steps))
     ends, begins = (
-        np.concatenate(of)[order] for of in zip(*((part.end_s, part.begin_s) for part in parts), strict=True)
+        np.concatenate(arrays)[order] for arrays in zip(*((part.end_s, part.begin_s) for part in parts), strict=True)
     )
     steps = steps[order]
     before = np.concatenate([[0.0], ends[:-1]])

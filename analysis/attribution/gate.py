@@ -193,8 +193,8 @@ def judge(
     whole_s = np.maximum(differences.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
     if noise is not None:
         differences = replace(differences, noise=noise * whole_s)
-    rows = [_judged(differences, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
-    slower = [at for at, row in enumerate(rows) if row.outcome in SLOWER]
+    rows = [_judged(differences, row, part, limit * float(whole_s[row])) for row, part in enumerate(wanted)]
+    slower = [index for index, row in enumerate(rows) if row.outcome in SLOWER]
     for number in slower:
         kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
         part = wanted[number]

@@ -74,7 +74,7 @@ class AskedSchedule(Struct, frozen=True):
         layout = Layout(dp=1, pp=stages, tp=1, vpp=self.chunks)
         check_schedule(schedule, layout, microbatches)
         every = (
-            (stage, *each) for stage in range(stages) for each in self._of_stage(schedule, layout, microbatches, stage)
+            (stage, *op) for stage in range(stages) for op in self._of_stage(schedule, layout, microbatches, stage)
         )
         return ComputeOrder.of(every, stages, self.chunks, microbatches)
 
@@ -318,7 +318,9 @@ def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline 
     begin = np.where(block.duration[:, 0] > 0, begin, np.nextafter(begin, -np.inf))
     rows = np.concatenate(
         [
-            merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == each)) for each in range(3)])
+            merged_order(
+                begin, [np.flatnonzero((template.pp_rank == stage) & (kind == direction)) for direction in range(3)]
+            )
             for stage in range(stages)
         ]
     )

@@ -151,7 +151,7 @@ def _where_late(job: PipelineSubject) -> Place:
     if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
         return Place(workers=job.workers_where(mostly))
     few = not ranks.all() or len(ranks) == 1
-    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if few else ())
+    return Place(dp_ranks=tuple(job.dp_ranks[int(dp_index)] for dp_index in np.flatnonzero(ranks)) if few else ())
 
 
 class SlowOptimizer(Detector):

@@ -268,22 +268,22 @@ def compared(job: GraphSubject) -> Compared | None:
     ranks = ops["rank"].n_unique()
     shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
     common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
-    (own_s, theirs), (extra, usual) = (_mine_and_usual_s(part, late.rank, ranks) for part in (common, own))
+    (own_s, peers_s), (extra, usual) = (_mine_and_usual_s(part, late.rank, ranks) for part in (common, own))
     return Compared(
         behind=late,
         op=job.op_noun,
-        ratio=own_s / theirs if theirs else 1.0,
+        ratio=own_s / peers_s if peers_s else 1.0,
         own=own.filter(rank=late.rank).height,
         own_s=extra,
-        uneven=extra - usual > own_s - theirs,
+        uneven=extra - usual > own_s - peers_s,
     )
 
 
 def _mine_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, float]:
     """Return what a rank spent on these ops, and its peers in the mean, seconds."""
     itself = pl.col("rank") == rank
-    own_s, theirs = (float(ops.filter(which)["duration"].sum()) for which in (itself, ~itself))
-    return own_s, theirs / max(ranks - 1, 1)
+    own_s, peers_s = (float(ops.filter(mask)["duration"].sum()) for mask in (itself, ~itself))
+    return own_s, peers_s / max(ranks - 1, 1)
 
 
 def _most_of_it(late: RankBehind) -> str:

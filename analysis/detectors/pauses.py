@@ -69,7 +69,9 @@ PAUSES = PauseThresholds()
 def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
     cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
-    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= PAUSES.every_step_share for stage, at in cells)
+    return bool(cells) and all(
+        (stops[stage, :, dp_index] > 0).mean() >= PAUSES.every_step_share for stage, dp_index in cells
+    )
 
 
 def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -386,7 +388,7 @@ class BusyCores(Detector):
             if worker.dp_rank in job.dp_index:
                 workers[host].append(worker)
         cells = {host: job.cells_of(workers[host]) for host in sorted(workers)}
-        busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
+        busy = [host for host, mask in cells.items() if waits_s[mask].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
         if not busy:
             return
         waiting = np.any([cells[host] for host in busy], axis=0)
@@ -452,8 +454,8 @@ def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, f
     first = np.unique(np.linspace(0, len(steps), MOST_SPANS, endpoint=False).astype(int))
     shares = np.add.reduceat(waits_s, first) / safe(np.add.reduceat(recorded_s, first))
     time = pattern_of_series(1 + shares, steps[first].tolist())
-    on = np.asarray(steps >= (steps[0] if time.since_step is None else time.since_step))
-    share, usual = (float(waits_s[part].sum() / safe(recorded_s[part].sum())) for part in (on, ~on))
+    after = np.asarray(steps >= (steps[0] if time.since_step is None else time.since_step))
+    share, usual = (float(waits_s[part].sum() / safe(recorded_s[part].sum())) for part in (after, ~after))
     if time.since_step is None or share < usual:
         return None, _longer(float(waits_s.sum() / safe(recorded_s.sum())))
     return time, _longer(share, usual)

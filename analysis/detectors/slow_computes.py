@@ -70,7 +70,7 @@ def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
     at_times = np.zeros_like(hit)
     if len(job.dp_ranks) > 1:
         assert job.profile is not None
-        at_times = hit & ~job.profile.on.all(axis=1)
+        at_times = hit & ~job.profile.slow_steps.all(axis=1)
     if (hit & ~at_times).any():
         yield _of_workers(kind, job, job.workers_where(hit & ~at_times))
     for worker in job.workers_where(at_times):
@@ -219,7 +219,7 @@ def late_ranks(job: PipelineSubject) -> dict[str, tuple[Bools, Floats]]:
     by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)}
     for kind, (ops, _) in PARTS_OF_RANKS.items():
         episodes, beyond_s = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS)), lockstep.beyond_s(ops)
-        hit = episodes.on & episodes.significant(HOST.code_share)[:, None]
+        hit = episodes.slow & episodes.significant(HOST.code_share)[:, None]
         by_kind[kind] = np.asarray(hit.reshape(beyond_s.shape)), beyond_s
     return {kind: (late, beyond_s) for kind, (late, beyond_s) in by_kind.items() if late.any()}
 

@@ -237,8 +237,8 @@ def _slow_on(workers: Bools, grid: Floats) -> Bools:
 
     `grid`: seconds, as in a `ComputeTable`.
     """
-    theirs = np.moveaxis(grid, -1, 2)[:, workers]
-    step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
+    times_s = np.moveaxis(grid, -1, 2)[:, workers]
+    step = median(times_s / safe(median(times_s, (4,)))[..., None], (0, 1, 2, 3))
     return np.asarray(step / lower_median(step, 0) >= 1 + COMPUTES.factor)
 
 
@@ -319,11 +319,11 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
 def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int) -> TimePattern:
     """When a member is slow, as a time pattern."""
     steps = job.replay.graph.steps
-    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
-    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
+    mask, since, period = episodes.slow[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[mask])
     if episodes.rises[member]:
         shape, slow = TimeShape.DRIFTING, ()
-    elif on.all():
+    elif mask.all():
         shape, slow = TimeShape.PERSISTENT, ()
     elif period:
         shape = TimeShape.PERIODIC

@@ -233,11 +233,11 @@ def _check(causes: Iterable[Cause]) -> None:
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
-    findings, heard = assessed.reported(causes_of(assessed, detectors)), None
+    findings, tests_of_metrics = assessed.reported(causes_of(assessed, detectors)), None
     if metrics is not None or {SAMPLED, "gpus"} & job.metadata.keys():
         from tracekit.analysis.diagnosis.testimony import reviewed  # only if there is somebody to ask
 
-        findings, heard = reviewed(job, findings, metrics)
+        findings, tests_of_metrics = reviewed(job, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, headline = assessed.trust(causes), assessed.headline(causes)
@@ -256,7 +256,7 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
         causes=causes,
         fixes=fixes,
         lacks=job.lacks,
-        metrics=heard,
+        metrics=tests_of_metrics,
     )
 
 

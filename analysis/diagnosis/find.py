@@ -100,7 +100,7 @@ def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
     while remaining:
         kinds = remaining[0].follows
-        first = next((one for one in remaining if one.kind in kinds and one.worth_s >= least_s), remaining[0])
+        first = next((cause for cause in remaining if cause.kind in kinds and cause.worth_s >= least_s), remaining[0])
         remaining.remove(first)
         yield first
 
@@ -109,26 +109,28 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
     """Leave out candidates whose price a costlier one on the same ranks explains: signatures of one trouble overlap."""
     remaining = list(candidates)
     on_ranks = [
-        each for each in candidates if each.change is not None and _ranks_of(each) and not is_plug_in(each.kind)
+        candidate
+        for candidate in candidates
+        if candidate.change is not None and _ranks_of(candidate) and not is_plug_in(candidate.kind)
     ]
-    alone = {_ranks_of(each) for each in on_ranks}
+    alone = {_ranks_of(candidate) for candidate in on_ranks}
     if len(alone) == len(on_ranks) and not any(ranks < others for ranks in alone for others in alone):
         return remaining
 
     def beside(ranks: frozenset[Any]) -> list[Any]:
-        return [each.change for each in on_ranks if not _ranks_of(each) & ranks]
+        return [candidate.change for candidate in on_ranks if not _ranks_of(candidate) & ranks]
 
-    def price_s(each: Candidate) -> float:
-        others = beside(_ranks_of(each))
-        return float((job.step_times(others) - job.step_times((*others, each.change))).mean())
+    def price_s(candidate: Candidate) -> float:
+        others = beside(_ranks_of(candidate))
+        return float((job.step_times(others) - job.step_times((*others, candidate.change))).mean())
 
-    costliest_first = sorted(on_ranks, key=lambda each: -price_s(each))
-    for place, each in enumerate(costliest_first):
-        ranks = _ranks_of(each)
+    costliest_first = sorted(on_ranks, key=lambda candidate: -price_s(candidate))
+    for place, candidate in enumerate(costliest_first):
+        ranks = _ranks_of(candidate)
         costlier = [other for other in costliest_first[:place] if other in remaining and ranks <= _ranks_of(other)]
-        shares = (job.explained(each.change, other.change, beside(_ranks_of(other))) for other in costlier)
-        if not detector_of(each.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
-            remaining.remove(each)
+        shares = (job.explained(candidate.change, other.change, beside(_ranks_of(other))) for other in costlier)
+        if not detector_of(candidate.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
+            remaining.remove(candidate)
     return remaining
 
 
@@ -239,8 +241,10 @@ def _cause(
         signature=detector.signature,
         effect=candidate.effect,
         evidence=tuple(
-            conclusions.EvidenceFigure(each.name, number(each.value), float(each.needed), each.unit, each.words)
-            for each in candidate.evidence
+            conclusions.EvidenceFigure(
+                figure.name, number(figure.value), float(figure.needed), figure.unit, figure.words
+            )
+            for figure in candidate.evidence
         ),
         confidence=as_confidence(candidate.confidence),
         saved_s=saved_s,
@@ -312,7 +316,8 @@ def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
         beyond_s = lost_s[largest] - others_s
         alone = others.max() - others_s <= SHARE_OF_ANOTHER * beyond_s.min()
         if alone and beyond_s.sum() > MOST_OF_IT * total_s:
-            return SeenOnce(tuple(int(steps[at]) for at in largest), tuple(beyond_s.tolist()), others_s, len(steps))
+            in_steps = tuple(int(steps[index]) for index in largest)
+            return SeenOnce(in_steps, tuple(beyond_s.tolist()), others_s, len(steps))
     return None
 
 

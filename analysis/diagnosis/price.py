@@ -159,7 +159,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             saves = plan.cause.saves_step_s
         elif step is not None:
             of_plan = [plan.change] if changes is None else changes
-            saves = self.job.saves_step([one for one in of_plan if one is not None], bound=plan.bound)
+            saves = self.job.saves_step([change for change in of_plan if change is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
@@ -203,9 +203,9 @@ class _Pricer(Struct, frozen=True, eq=False):
         acts = acting(self.job, cause.time)
         if acts is None or acts.sum() < 2:
             return None
-        each = saving[acts]
-        least_s = self.job.saving_error_s(each, [cause.change])
-        return int(acts.sum()) if float(each.mean()) > least_s else None
+        saving = saving[acts]
+        least_s = self.job.saving_error_s(saving, [cause.change])
+        return int(acts.sum()) if float(saving.mean()) > least_s else None
 
 
 def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[PricedFix]) -> Iterator[PricedFix]:
@@ -219,9 +219,10 @@ def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[P
     grown = [_grown(pricer, start, fixes) for start in starts]
     if not grown:
         return
-    chosen, _ = min(grown, key=lambda each: (round(float(each[1].mean()), 9), len(each[0])))
+    chosen, _ = min(grown, key=lambda grown_plan: (round(float(grown_plan[1].mean()), 9), len(grown_plan[0])))
     for fix in reversed(chosen):
-        if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in chosen if one is not fix]):
+        others = [other for other in chosen if other is not fix]
+        if fix.withheld is not None and not _helps(pricer, fix, others):
             chosen = others
     sequence, done_s = [], 0.0
     for count, fix in enumerate(chosen, 1):

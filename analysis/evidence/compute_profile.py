@@ -140,10 +140,10 @@ class ComputeProfile(Struct, frozen=True, eq=False):
         return self.ranks.significant(COMPUTES.factor)
 
     @property
-    def on(self) -> Bools:
+    def slow_steps(self) -> Bools:
         """The steps in which each slow worker is slow, [stages, steps, dp_ranks]."""
         _, stages, steps, dp_ranks = self.worker_by_step.shape
-        return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        return self.workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
 def profile_computes(
@@ -240,8 +240,8 @@ def _factors(
         [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
     )
     if beside is not None:
-        on = workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
-        out = stands_out(beside, on)[: len(by_kind)].any(axis=0)
+        slow = workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        out = stands_out(beside, slow)[: len(by_kind)].any(axis=0)
         workers = structs.replace(workers, nats=np.where(out.ravel(), workers.nats, 0.0))
     if square:
         unsure = float(workers.noise.variance.mean())
@@ -294,7 +294,7 @@ def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats
     if uneven:
         unsure = max(unsure, float(np.log(safe(_dealt_by_chance(work, 1))).var()))
     alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
-    slow = alike.on[0] & alike.significant(COMPUTES.factor)[0]
+    slow = alike.slow[0] & alike.significant(COMPUTES.factor)[0]
     if uneven:
         shortest = np.nanmin(np.where(np.isfinite(work), work, np.inf), axis=(0, 2))
         slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > COMPUTES.shortest_share * (step - 1)
@@ -318,10 +318,11 @@ def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
 
     `optimizer`: over that of peers, [members, steps]. Slow throughout, or since or until a step, is no such chance.
     """
-    steps = episodes.on.shape[1]
-    scattered = ~episodes.on.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
-    then = np.array([np.median(own[on]) if on.any() else 1.0 for own, on in zip(optimizer, episodes.on, strict=True)])
-    of_data = scattered & (then - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
+    steps = episodes.slow.shape[1]
+    scattered = ~episodes.slow.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
+    series = zip(optimizer, episodes.slow, strict=True)
+    slowness = np.array([np.median(times[slow]) if slow.any() else 1.0 for times, slow in series])
+    of_data = scattered & (slowness - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
     return structs.replace(episodes, nats=np.where(of_data, 0.0, episodes.nats))
 
 
@@ -366,16 +367,16 @@ def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
     of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
     """
     steps, dp_ranks = beside.shape[-2:]
-    hit = episodes.on & episodes.significant(COMPUTES.factor)[:, None]
+    hit = episodes.slow & episodes.significant(COMPUTES.factor)[:, None]
     by_stage = hit.reshape(-1, dp_ranks, steps).transpose(0, 2, 1)
-    on = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
-    values = np.where(on & np.isfinite(beside), beside, 0.0)
-    count = np.maximum((on & np.isfinite(beside)).sum(axis=-2, keepdims=True), 1)
+    hit_steps = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
+    values = np.where(hit_steps & np.isfinite(beside), beside, 0.0)
+    count = np.maximum((hit_steps & np.isfinite(beside)).sum(axis=-2, keepdims=True), 1)
     level = values.sum(axis=-2, keepdims=True) / count
-    deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
+    deviation = np.where(hit_steps & np.isfinite(beside), beside - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
     beyond_noise = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
-    return np.where(on, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
+    return np.where(hit_steps, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -488,7 +489,7 @@ def position_factor(relative: Floats) -> Floats:
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
     episodes = episodes_of(logs.reshape(-1, steps), places)
-    slow = (episodes.significant(COMPUTES.position) & episodes.on.all(axis=1)).reshape(kinds, places)
+    slow = (episodes.significant(COMPUTES.position) & episodes.slow.all(axis=1)).reshape(kinds, places)
     few_places = slow.mean(axis=1, keepdims=True) <= COMPUTES.slow_share
     return np.where(slow & few_places, np.exp(episodes.level).reshape(kinds, places), 1.0)
 

@@ -214,7 +214,7 @@ class Pauses(Struct, frozen=True, eq=False):
         count = min(forwards + backwards, 1000)  # chance is ruled out long before
         few = round(backwards * count / max(forwards + backwards, 1))
         hit, spared = self.backward_share, 1 - self.backward_share
-        chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
+        chance = sum(comb(count, hits) * hit**hits * spared ** (count - hits) for hits in range(few + 1))
         return forwards > 0 and chance < PAUSED_COMPUTES.spared_chance and backwards <= 0.2 * forwards
 
 
@@ -270,13 +270,13 @@ def _pauses_in(grid: Floats) -> Pauses:
     )
 
 
-def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
-    """`seconds` without what is much shorter, measured in `of`, than the pauses in which most of the time is lost.
+def _without_noise(seconds: Floats, usual: Floats | float) -> Floats:
+    """`seconds` without what is much shorter, measured in `usual`, than the pauses in which most of the time is lost.
 
     Noise has a tail: a few computes stand out by a little. They cost next to nothing, but scattered over forwards and
     backwards they would look like process pauses.
     """
-    measured = seconds / of
+    measured = seconds / usual
     lengths = measured[measured > 0]
     return np.where(measured < PAUSED_COMPUTES.of_usual * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
 
@@ -308,9 +308,9 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     cells = np.nonzero(seconds > 0)
     if not len(cells[0]):
         return False
-    length, of = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
-    large = of > (of.min() + of.max()) / 2
-    if large.all() or np.ptp(of) < np.log(PAUSED_COMPUTES.contrast):
+    length, usual_length = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
+    large = usual_length > (usual_length.min() + usual_length.max()) / 2
+    if large.all() or np.ptp(usual_length) < np.log(PAUSED_COMPUTES.contrast):
         return False
     sides = [length[large], length[~large]]
     # Use the pauses in which most of the time is lost: a pause that began before the compute shows only its rest.
@@ -318,7 +318,8 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
     spread = max(MAD_TO_SIGMA * float(np.median(off)), PAUSED_COMPUTES.length_spread)
     error = PAUSED_COMPUTES.length_error * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
-    grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
+    grows = float(np.log(centres[0] / centres[1]))
+    in_proportion = float(np.median(usual_length[large]) - np.median(usual_length[~large]))
     least = student_beyond(PAUSED_COMPUTES.proportion_chance, len(off) - 2) * error if len(off) > 2 else float("inf")
     return grows < PAUSED_COMPUTES.own_length_share * in_proportion and grows + least < in_proportion
 

@@ -183,7 +183,9 @@ def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> 
     over = np.where(apart, np.nan, over) if apart.any() else over
     whole = _level(lower_median(over, (0, 1, 3)))
     alone = lower_median(over, (1, 3))
-    return np.array([np.maximum(whole, _level(one)) if by else whole for one, by in zip(alone, by_slot, strict=True)])
+    return np.array(
+        [np.maximum(whole, _level(of_slot)) if by else whole for of_slot, by in zip(alone, by_slot, strict=True)]
+    )
 
 
 def _level(series: Floats) -> Floats:
@@ -308,10 +310,10 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:
     """Links that `links` [slots, dp_ranks] reach over cards that both ends share, including `links`."""
-    reached, more = links, traffic.beside(links)
-    while (more & ~reached).any():
-        reached, more = more, traffic.beside(more)
-    return more
+    reached, connected = links, traffic.beside(links)
+    while (connected & ~reached).any():
+        reached, connected = connected, traffic.beside(connected)
+    return connected
 
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
@@ -380,7 +382,7 @@ def to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats
     long = where & (seconds > usual)
     if not long.any():
         return np.broadcast_to(1.0, long.shape)
-    seconds, usual, level = (np.broadcast_to(each, long.shape)[long] for each in (seconds, usual, level))
+    seconds, usual, level = (np.broadcast_to(array, long.shape)[long] for array in (seconds, usual, level))
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = usual / np.where(seconds > CONGESTION.hiccup * level, level, seconds)
     factors = np.ones(long.shape)

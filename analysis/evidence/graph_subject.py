@@ -488,7 +488,9 @@ def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
     members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
     unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
     late = late_rank(job) if len(unknown.step) else None
-    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
+    computes = (
+        None if late is None else next((behind.ops for behind in late.behind if behind.part is Part.COMPUTE), None)
+    )
     if late is None or computes is None:
         return None
     experts = computes & (between(graph, computes, unknown) >= 0)

@@ -130,7 +130,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         stages, steps, dp_ranks = self.taken_s.shape[1:]
         if not self.places or stages * dp_ranks < 2:
             return np.zeros((stages, steps, dp_ranks), np.bool_)
-        hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
+        hit = self.episodes.slow & self.episodes.significant(smallest)[:, None]
         hit = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
         if dp_ranks == 1:
             total, usual = self.taken_s.sum(axis=0), self.usual_s.sum(axis=0)
@@ -170,7 +170,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
             scale = np.where(_waits_for_data(self.job, grid, _PLACES[place]), 1.0, scale)
             if self.job.breaks is not None:  # time due to a break stays
                 all_s, code_s = (
-                    grid.gather(each) for each in (self.job.replay.durations.launch_delay, launch_delays(self.job))
+                    grid.gather(delay) for delay in (self.job.replay.durations.launch_delay, launch_delays(self.job))
                 )
                 scale = 1 - (1 - scale) * np.nan_to_num(code_s / safe(all_s))
             changes.append(ScaleDelays(grid, scale))
@@ -289,7 +289,7 @@ def late_ranks(late_s: Floats) -> Bools:
     chosen = np.isin(np.arange(len(count)), order[:few])
     inside = ~late[:, ~chosen].any(axis=1)[hit]
     # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
-    ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
+    ways = sum(log(comb(len(count), hits)) - log(comb(few, hits)) for hits in late.sum(axis=1)[hit][inside].tolist())
     choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
     return chosen if ways - choices > few * log(HOST_CODE.likelier) else everybody
 

@@ -109,7 +109,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     @cached_property
     def dp_index(self) -> dict[int, int]:
         """DP rank -> its index on the last axis of the grids."""
-        return {dp_rank: at for at, dp_rank in enumerate(self.dp_ranks)}
+        return {dp_rank: index for index, dp_rank in enumerate(self.dp_ranks)}
 
     @property
     def stages(self) -> int:
@@ -403,8 +403,8 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
     starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
     apart = np.diff(starts)
     if not step_starts:
-        gone = ends[:, :-1] - begins[:, 1:]
-        apart = np.where(np.isfinite(gone), gone, -np.inf).max(axis=(0, 2), initial=-np.inf)
+        between = ends[:, :-1] - begins[:, 1:]
+        apart = np.where(np.isfinite(between), between, -np.inf).max(axis=(0, 2), initial=-np.inf)
         first_done = np.where(np.isfinite(ends), ends, np.inf).min(axis=(0, 2))[:-1]
         apart = np.maximum(apart, np.where(np.isfinite(first_done), first_done, -np.inf))
     return np.asarray(np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)])
@@ -551,7 +551,7 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
         np.where(hit[:, None] & (delay > often), often / safe(delay), 1.0)
         for delay, often in zip(delays, usual, strict=True)
     )
-    due_s = np.max([((1 - kept) * delay).max(axis=1) for kept, delay in zip(remaining, delays, strict=True)], axis=0)
+    due_s = np.max([((1 - share) * delay).max(axis=1) for share, delay in zip(remaining, delays, strict=True)], axis=0)
     return Breaks(due_s, np.asarray(alone.any(axis=1)), grids, remaining)
 
 

@@ -291,11 +291,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
         slot, lane = link
         seconds = self.seconds[slot][:, steps, lane]
-        ends_s = {of: self._end_s(of) for of in {slot, *np.argwhere(others)[:, 0].tolist()}}
+        ends_s = {other_slot: self._end_s(other_slot) for other_slot in {slot, *np.argwhere(others)[:, 0].tolist()}}
         begin, free = ends_s[slot][:, steps, lane] - seconds, np.isfinite(seconds)
-        for of, dp_index in np.argwhere(others):
-            long = self.seconds[of][:, steps, dp_index]
-            end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
+        for other_slot, dp_index in np.argwhere(others):
+            long = self.seconds[other_slot][:, steps, dp_index]
+            end = np.where(long > self.limit_s[other_slot, dp_index], ends_s[other_slot][:, steps, dp_index], np.nan)
             under_way = (end - long < begin[:, None] + self.usual_s[slot, lane]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
         return int(free.sum()) >= TRAFFIC.fewest_free and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
@@ -317,8 +317,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     def host_number(self) -> Ints:
         """A number per host, [stages, dp_ranks]; if hosts are unknown, every worker has its own."""
         job = self.job
-        cells = [(stage, at) for stage in range(job.stages) for at in range(len(job.dp_ranks))]
-        names = [job.hosts.get(job.worker(stage, at)) for stage, at in cells]
+        cells = [(stage, dp_index) for stage in range(job.stages) for dp_index in range(len(job.dp_ranks))]
+        names = [job.hosts.get(job.worker(stage, dp_index)) for stage, dp_index in cells]
         keys = [name if name is not None else cell for name, cell in zip(names, cells, strict=True)]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return np.array([numbers[key] for key in keys], np.int64).reshape(job.stages, len(job.dp_ranks))
@@ -470,7 +470,7 @@ def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
 
 def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
     members = np.argwhere(traffic.host_number == host)
-    workers = tuple(sorted(traffic.job.worker(stage, at) for stage, at in members))
+    workers = tuple(sorted(traffic.job.worker(stage, dp_index) for stage, dp_index in members))
     factor = np.where(steps, traffic.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
     fastest = 1.0

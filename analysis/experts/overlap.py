@@ -44,7 +44,7 @@ def find_overlap(recorded: Recorded) -> Overlap:
     by_rank = {rank: ops.filter(rank=rank) for rank in recording.ranks}
     phases = ops.drop_nulls("phase").group_by("phase").agg(ops=pl.len(), seconds=pl.col("duration").sum())
     return Overlap(
-        ranks=[_of_rank(rank, mine, basis, _tax_s(recording, mine)) for rank, mine in by_rank.items()],
+        ranks=[_of_rank(rank, ops, basis, _tax_s(recording, ops)) for rank, ops in by_rank.items()],
         collectives=list(_collectives(by_rank)),
         phases=[PhaseOps(*row) for row in phases.sort("seconds", "phase", descending=[True, False]).iter_rows()],
         pairs=_pairs(by_rank),
@@ -127,7 +127,7 @@ def _pairs(by_rank: dict[int, pl.DataFrame]) -> list[PhasePair]:
     overlap_s: dict[tuple[str, str], float] = {}
     for ops in by_rank.values():
         hidden, hiding = (
-            {str(phase): union(some) for (phase,), some in ops.filter(kind).drop_nulls("phase").group_by("phase")}
+            {str(phase): union(rows) for (phase,), rows in ops.filter(kind).drop_nulls("phase").group_by("phase")}
             for kind in ("communicates", "computes")
         )
         for under, communication in hidden.items():

@@ -90,7 +90,7 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
     """Why ranks cannot be compared: what others recorded is missing or damaged."""
     overlapping, unlinked = ranks_with_overlaps(recording), _beyond_peers(recording, recording.unlinked)
     # Of a file that is cut off, the steps before the cut are whole.
-    lost = {rank: one.share for rank, one in recording.lost.items() if rank not in recording.cut}
+    lost = {rank: lost_events.share for rank, lost_events in recording.lost.items() if rank not in recording.cut}
     reasons = {rank: lost_in_words(recording.lost[rank]) for rank, _ in _beyond_peers(recording, lost)}
     reasons |= {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
     reasons |= {
@@ -146,7 +146,7 @@ def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[
     """The ranks whose share exceeds what is usual on the others."""
     beyond = []
     for rank, share in shares.items():
-        others = [shares.get(one, 0.0) for one in recording.ranks if one != rank]
+        others = [shares.get(other, 0.0) for other in recording.ranks if other != rank]
         if others and share > float(np.median(others)) + LARGEST_MISSING_SHARE:
             beyond.append((rank, share))
     return beyond
@@ -455,7 +455,7 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> UnexplainedTime:
     delay = graph.of_ops(durations.launch_delay)
     kind = ops.labels["kind"]
     communicates = kind.where({str(KernelClass.COMMUNICATION)})
-    computes = ~communicates & kind.where({str(one) for one in KernelClass})
+    computes = ~communicates & kind.where({str(kernel_class) for kernel_class in KernelClass})
     end = ops.start + ops.duration
     return UnexplainedTime(
         communication_gap_s=_percentile(delay[communicates]),

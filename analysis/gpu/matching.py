@@ -163,16 +163,16 @@ def _matched(
     name: str, ranks: tuple[int, ...], kernels: Sequence[pl.DataFrame], every: pl.DataFrame
 ) -> tuple[Ints, GroupMatches]:
     """Which rows belong together, [instances, ranks]. `kernels`: of each rank, by start."""
-    kernels = [one.sort("start") for one in kernels]
+    kernels = [of_rank.sort("start") for of_rank in kernels]
     if len(ranks) < 2:
         rows, shifts = np.empty((0, len(ranks)), np.int64), [0] * len(ranks)
     else:
         rows, shifts = _by_identifier(kernels, every) or _by_alignment(kernels)
     unmatched = {
-        rank: one.height - len(rows) for rank, one in zip(ranks, kernels, strict=True) if one.height > len(rows)
+        rank: own.height - len(rows) for rank, own in zip(ranks, kernels, strict=True) if own.height > len(rows)
     }
     by_rank = dict(zip(ranks, shifts, strict=True))
-    places = [np.flatnonzero(np.isin(one["row"].to_numpy(), rows[:, number])) for number, one in enumerate(kernels)]
+    places = [np.flatnonzero(np.isin(own["row"].to_numpy(), rows[:, number])) for number, own in enumerate(kernels)]
     inside = sum(int(np.ptp(place)) + 1 - len(place) for place in places if len(place))
     return rows, GroupMatches(name, ranks, len(rows), unmatched, by_rank, inside, every["collective"][0] == _TRANSFER)
 
@@ -216,7 +216,7 @@ def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | N
         (
             key
             for key in ("comms_id", "sequence")
-            if all(0 < one[key].drop_nulls().len() <= 2 * one[key].drop_nulls().n_unique() for one in kernels)
+            if all(0 < own[key].drop_nulls().len() <= 2 * own[key].drop_nulls().n_unique() for own in kernels)
         ),
         None,
     )
@@ -226,7 +226,7 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
     """Each rank shifted against the one with most kernels; kernels alike on all ranks are an instance."""
     reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
     kinds = _kinds(kernels)
-    times = [one.select("start", "end").to_numpy() for one in kernels]
+    times = [of_rank.select("start", "end").to_numpy() for of_rank in kernels]
     shifts = [
         0 if number == reference else _best_shift(kinds[number], kinds[reference], times[number], times[reference])
         for number in range(len(kernels))
@@ -236,7 +236,7 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
 
 def _kinds(kernels: Sequence[pl.DataFrame]) -> list[Ints]:
     """A number for each kernel of each rank, equal for kernels that look alike."""
-    table = pl.concat([one.with_columns(side=pl.lit(number)) for number, one in enumerate(kernels)])
+    table = pl.concat([of_rank.with_columns(side=pl.lit(number)) for number, of_rank in enumerate(kernels)])
     # Use only what the kernel states itself: other ranks may not have recorded what its launch states.
     says = pl.col("stated")
     alike = table.select(
@@ -273,7 +273,7 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
         return 0
     shifts = np.arange(-len(kind) + 1, len(reference))
     equal = sum(
-        (_pairs_by_shift(kind == one, reference == one) for one in np.intersect1d(kind, reference).tolist()),
+        (_pairs_by_shift(kind == value, reference == value) for value in np.intersect1d(kind, reference).tolist()),
         np.zeros(len(shifts), np.int64),
     )
     pairs = np.minimum.reduce(

@@ -135,7 +135,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         ops = ops.with_columns(host=hosts[np.searchsorted(recording.ranks, ops["rank"].to_numpy())])
     rank = ops["rank"].to_numpy()
     for label, of_rank in recording.coordinates.items():
-        places = np.array([of_rank[one] for one in recording.ranks], np.int32)
+        places = np.array([of_rank[rank_number] for rank_number in recording.ranks], np.int32)
         ops = ops.with_columns(pl.Series(label, places[np.searchsorted(recording.ranks, rank)]))
     columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
     trace = OpTrace(ops.select(*columns, *recording.coordinates), recording.name, recording.axes, rules=("kineto",))
@@ -158,7 +158,8 @@ def _aligned(
 
     def corrected(frame: pl.DataFrame, extra: dict[int, float]) -> pl.DataFrame:
         late = pl.col("rank").replace_strict(
-            {one: ahead[one] + extra.get(one, 0.0) for one in recording.ranks}, return_dtype=pl.Float64
+            {rank_number: ahead[rank_number] + extra.get(rank_number, 0.0) for rank_number in recording.ranks},
+            return_dtype=pl.Float64,
         )
         times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
         return frame.with_columns((pl.col(name) - late) for name in times)
@@ -278,9 +279,9 @@ def _what_it_is(ops: pl.DataFrame) -> Ints:
     if "collective" not in ops.columns:
         return numbered(*alike)
     of_collective = np.full(ops.height, -1, np.int64)
-    said = np.flatnonzero(ops["collective"].is_not_null().to_numpy())
-    table = ops.select("collective", "elements")[said].with_columns(ELEMENTS_OF_ALL)
-    of_collective[said] = numbered(table["collective"], table["elements"])
+    rows = np.flatnonzero(ops["collective"].is_not_null().to_numpy())
+    table = ops.select("collective", "elements")[rows].with_columns(ELEMENTS_OF_ALL)
+    of_collective[rows] = numbered(table["collective"], table["elements"])
     return numbered(*alike, pl.Series(of_collective))
 
 
@@ -296,7 +297,7 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
         [whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False, False)], WHAT_SCHEMA, orient="row")]
     )
     every, total_s = np.arange(named.height, dtype=np.int32), np.zeros(named.height)
-    of_kind = [(named["reason"] == one).to_numpy() for one in KINDS]
+    of_kind = [(named["reason"] == reason).to_numpy() for reason in KINDS]
     ranks, mostly = [*_ranks(host, pieces)], []
     for of_rank in ranks:
         row, did, did_s, _ = of_rank.divided(every, -np.inf)
@@ -308,7 +309,7 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
         of_it = pl.Series(mask) & (host["kind"] == "host")
         host = host.with_columns(kind=pl.when(of_it).then(pl.lit(kind)).otherwise("kind"))
     longest, renumbered = _longest(named, total_s)
-    return host.hstack(pl.concat(one.lists(renumbered.astype(np.int32)) for one in ranks)), longest
+    return host.hstack(pl.concat(of_rank.lists(renumbered.astype(np.int32)) for of_rank in ranks)), longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,9 +330,9 @@ class _OfRank:
         ops, room = len(self.begin), int((self.last - self.first).sum()) + len(self.begin)
         bound, did_s = np.zeros(ops + 1, np.int64), np.empty(room)
         did, did_n = np.empty((2, room), np.int32)
-        start, what = self.pieces["start"].to_numpy(), self.pieces["what"].to_numpy()
+        start, activity = self.pieces["start"].to_numpy(), self.pieces["what"].to_numpy()
         count = native.divide_work(
-            self.begin, self.end, self.first, self.last, start, start + self.pieces["duration"].to_numpy(), what,
+            self.begin, self.end, self.first, self.last, start, start + self.pieces["duration"].to_numpy(), activity,
             number, int(number.max()) + 1, shortest_s, bound, did, did_s, did_n,
         )  # fmt: skip
         return np.repeat(np.arange(ops), np.diff(bound)), did[:count], did_s[:count], did_n[:count]
@@ -412,7 +413,8 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         part=pl.lit(1),
         scope=pl.when(pl.Series(times.freed_by >= 0)).then(pl.lit(QUEUE)).otherwise(scope),
     ).filter(pl.Series(times.waits))  # fmt: skip
-    every = pl.concat((one.cast({pl.String: pl.Categorical}) for one in (waiting, host, synchronise)), how="diagonal")
+    tables = (table.cast({pl.String: pl.Categorical}) for table in (waiting, host, synchronise))
+    every = pl.concat(tables, how="diagonal")
     order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
     return every[order].drop("part")
 
@@ -477,7 +479,8 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
         if len(rows):
             first = rows[start[rows].argmin()]
             begun[first] = min(begun[first], mark)
-    ended = {one: np.sort((mine["start"] + mine["duration"]).to_numpy()) for (one,), mine in gpu.group_by("rank")}
+    by_rank = gpu.group_by("rank")
+    ended = {number: np.sort((ops["start"] + ops["duration"]).to_numpy()) for (number,), ops in by_rank}
     freed, before = _last_gpu_end(rank, busy, ended)
     _, earlier = _last_gpu_end(rank, begun, ended)
     blocked = busy - begun >= _LONG_GAP_S
@@ -549,13 +552,13 @@ def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Int
         threads = np.unique(thread[rows])
         best = np.full(len(rows), -np.inf)
         for other in threads:
-            theirs = rows[thread[rows] == other]
-            theirs = theirs[np.argsort(released[theirs], kind="stable")]
-            latest = np.searchsorted(released[theirs], busy[rows], side="right") - 1
-            late = np.where((latest >= 0) & (thread[rows] != other), released[theirs][latest], -np.inf)
+            others_rows = rows[thread[rows] == other]
+            others_rows = others_rows[np.argsort(released[others_rows], kind="stable")]
+            latest = np.searchsorted(released[others_rows], busy[rows], side="right") - 1
+            late = np.where((latest >= 0) & (thread[rows] != other), released[others_rows][latest], -np.inf)
             later = (late > previous[rows]) & (late > best)
             best[later] = late[later]
-            handed_by[rows[later]] = theirs[latest[later]]
+            handed_by[rows[later]] = others_rows[latest[later]]
     return handed_by
 
 

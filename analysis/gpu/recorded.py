@@ -56,7 +56,7 @@ KEPT = "recording"
 LARGEST_LOST_SHARE = 0.05
 
 
-class HostWhat(Struct, frozen=True):
+class HostActivity(Struct, frozen=True):
     """What a host thread does: its reason (`IdleReason`), the name of it, and the line of Python, "" if unknown.
 
     `launches`: whether it is in an operator that launches kernels.
@@ -92,7 +92,7 @@ class Kept(Struct, frozen=True):
     late: LateRanks
     gpus: tuple[GpuTimes, ...] = ()
     costs: dict[int, ProfilerCost] = msgspec.field(default_factory=dict)
-    whats: tuple[HostWhat, ...] = ()
+    whats: tuple[HostActivity, ...] = ()
     lost: str = ""
     without_stacks: tuple[int, ...] = ()
     began_s: float | None = None
@@ -113,7 +113,7 @@ class Kept(Struct, frozen=True):
             without_launch=recording.gpu_ops["launch"].null_count(),
             matched=matches.matched,
             unmatched=matches.unmatched,
-            idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
+            idle_s=min((breakdown.idle_s for breakdown in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
             doubts=(*part.doubts, *contradictions(recording)),
             notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_lacking_stacks(without_stacks)),
@@ -122,7 +122,7 @@ class Kept(Struct, frozen=True):
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
             costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
             lost=_lost(recording, () if len(recording.ranks) == 1 else whole.cut),
-            whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
+            whats=tuple(HostActivity(*row) for row in whats.drop("busy").iter_rows()),
             began_s=None if recording.began_s is None else recording.began_s + _first_s(recording),
         )
 
@@ -220,7 +220,7 @@ def _lost(recording: GpuRecording, cut: Sequence[int]) -> str:
 
     Ranks whose files are `cut` off are compared over whole steps only.
     """
-    lost = {rank: one for rank, one in recording.lost.items() if rank in recording.ranks and rank not in cut}
+    lost = {rank: events for rank, events in recording.lost.items() if rank in recording.ranks and rank not in cut}
     worst = max(lost, key=lambda rank: lost[rank].share, default=None)
     if worst is None or lost[worst].share <= LARGEST_LOST_SHARE:
         return ""

@@ -125,9 +125,9 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
     inputs, count, seconds = row
     dims, types = msgspec.json.decode(inputs)
     flops, moved, _ = work_of(op, dims, types)
-    dtype = next((str(one) for one in types if str(one).lower() in _BYTES), "")
+    dtype = next((str(dtype) for dtype in types if str(dtype).lower() in _BYTES), "")
     return ShapeTime(
-        dims=str([one for one in dims if one]),
+        dims=str([sizes for sizes in dims if sizes]),
         dtype=dtype,
         count=count,
         seconds=seconds,
@@ -197,7 +197,7 @@ def element_count(dims: Sequence[Any]) -> int:
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, list | tuple) and bool(size) and all(type(one) is int and one >= 0 for one in size)
+    return isinstance(size, list | tuple) and bool(size) and all(type(length) is int and length >= 0 for length in size)
 
 
 class UnfusedAttention(Struct, frozen=True, eq=False):
@@ -289,7 +289,7 @@ class _Kernel(Struct, frozen=True):
     def output(self) -> float:
         """The elements of the output of a product, 0 if unknown."""
         flops, _, written = self.work
-        dtype = next((one for one in self.types if str(one)), "")
+        dtype = next((dtype for dtype in self.types if str(dtype)), "")
         return 0.0 if flops is None or written is None else written / (bytes_of(str(dtype)) or math.inf)
 
 
@@ -319,7 +319,7 @@ def _fused_s(first: _Kernel, second: _Kernel, card: Card | None, *, backward: bo
     (flops, moved, scores), (more, more_moved, _) = first.work, second.work
     if card is None or not (flops and moved and scores and more and more_moved):
         return math.nan
-    dtype = next((str(one) for one in first.types if str(one)), "")
+    dtype = next((str(dtype) for dtype in first.types if str(dtype)), "")
     times, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
     return roofline_s(times * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
 

@@ -334,14 +334,14 @@ class _HostThreads:
         whats = what.astype(np.int64)
         if not alone:
             self._others(start + seconds / 2, whats)
-        said = self.whats.select("reason", "name", "where")
-        said = pl.concat([said, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], said.schema, orient="row")])
-        whats = np.where(whats < 0, said.height - 1, whats)
-        reason = np.array([_NUMBER[one] for one in said["reason"].to_list()])
-        each = np.unique(number.astype(np.int64) * len(_REASONS) + reason[whats]) % len(_REASONS)
-        counts = np.bincount(each, minlength=len(_REASONS))
-        gaps_of = {str(one): int(count) for one, count in zip(_REASONS, counts, strict=True) if count}
-        totals = said.with_columns(seconds=pl.Series(np.bincount(whats, seconds, said.height)))
+        named = self.whats.select("reason", "name", "where")
+        named = pl.concat([named, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], named.schema, orient="row")])
+        whats = np.where(whats < 0, named.height - 1, whats)
+        reason = np.array([_NUMBER[name] for name in named["reason"].to_list()])
+        gap_reason = np.unique(number.astype(np.int64) * len(_REASONS) + reason[whats]) % len(_REASONS)
+        counts = np.bincount(gap_reason, minlength=len(_REASONS))
+        gaps_of = {str(name): int(count) for name, count in zip(_REASONS, counts, strict=True) if count}
+        totals = named.with_columns(seconds=pl.Series(np.bincount(whats, seconds, named.height)))
         return totals.filter(pl.col("seconds") > 0).cast(_SCHEMA), gaps_of
 
     def _of_thread(self, gap: Ints, thread: int, begin: Floats, end: Floats) -> tuple[Ints, Floats, Floats, Ints]:

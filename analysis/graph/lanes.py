@@ -412,7 +412,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
     sampled, every_step, every_rank = {}, [], []
     for key, of_batches in by_name(groups).items():
         structures[key] = of_batches[0][0]
-        step, dp_rank = (np.concatenate([one[at] for one in of_batches]) for at in (1, 2))
+        step, dp_rank = (np.concatenate([batch[field_number] for batch in of_batches]) for field_number in (1, 2))
         chosen = sampled_lanes(len(step))
         sampled[key] = step[chosen], dp_rank[chosen]
         every_step.append(step)
@@ -424,7 +424,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
         steps,
         lanes_of_step,
         np.unique(np.concatenate(every_rank)),
-        ops=sum(here[3] for part in groups for here in part.values()),
+        ops=sum(lanes[3] for part in groups for lanes in part.values()),
         dropped=tuple(chain.from_iterable(dropped)),
         gaps=gaps_of(pl.concat(missing)),
         first_s=min(first_s),
@@ -433,7 +433,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
 
 def merged_samples(parts: Sequence[Mapping[StructureKey, RecordedLanes]]) -> dict[StructureKey, RecordedLanes]:
     """The sampled lanes of a job from the `samples_in` of its batches of steps."""
-    return {key: RecordedLanes.joined(some) for key, some in by_name(parts).items()}
+    return {key: RecordedLanes.joined(of_parts) for key, of_parts in by_name(parts).items()}
 
 
 def _recorded(group: LaneGroup) -> RecordedLanes:

@@ -300,7 +300,7 @@ class _Builder:
             if len(rows) != len(inner):
                 raise self._unmatched(direction.recv, rows, direction.compute, consumers, stage)
             needed = zip((virtual[inner] - direction.stride).tolist(), microbatch[inner].tolist(), strict=True)
-            self.edge(np.array([row_of[at] for at in needed], np.int64), rows)
+            self.edge(np.array([row_of[op] for op in needed], np.int64), rows)
             self.edge(rows, inner)
 
     def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:

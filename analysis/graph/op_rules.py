@@ -281,7 +281,7 @@ class _Rules:
         )
         row, rows = waits["row"].to_numpy(), self.gpu[self.launcher[self.gpu] >= 0]
         names, first = np.unique(self.stream[rows], return_index=True)
-        code = {name: int(one) for name, one in zip(self.ops["stream"].gather(rows[first]), names, strict=True)}
+        code = {name: int(number) for name, number in zip(self.ops["stream"].gather(rows[first]), names, strict=True)}
 
         def stream(column: str) -> Ints:
             return np.array([code.get(f"stream {number}", -1) for number in waits[column]], np.int64)

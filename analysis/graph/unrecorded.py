@@ -193,7 +193,7 @@ def _waits(received: pl.DataFrame) -> dict[tuple[Any, ...], Floats]:
 
 def _usual_waits(parts: Sequence[Mapping[tuple[Any, ...], Floats]]) -> dict[tuple[Any, ...], float]:
     """The median of each link. In: `_waits` of batches of steps."""
-    return {link: float(np.median(np.concatenate(some))) for link, some in by_name(parts).items()}
+    return {link: float(np.median(np.concatenate(of_parts))) for link, of_parts in by_name(parts).items()}
 
 
 def _where(name: str, row: dict[str, object]) -> str:

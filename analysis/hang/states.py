@@ -102,7 +102,7 @@ def _against_all(record: FlightRecord, sequences: pl.DataFrame, newest: pl.DataF
 
     def of_others(values: pl.Expr, *, highest: bool) -> pl.Expr:
         ordered = values.sort(descending=highest, nulls_last=True)
-        first, second = (ordered.slice(at, 1).first().over("group") for at in (0, 1))
+        first, second = (ordered.slice(position, 1).first().over("group") for position in (0, 1))
         return pl.when(values == first).then(second).otherwise(first)
 
     ranks = pl.len().over("group")
@@ -111,8 +111,8 @@ def _against_all(record: FlightRecord, sequences: pl.DataFrame, newest: pl.DataF
     new = newest_ns >= of_others(since_ns, highest=False)
     others_new = (ranks > 2) | (of_others(newest_ns, highest=True) >= since_ns)
     counted = sequences.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
-    odd = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
-    return set(counted.filter((ranks > 1) & odd)["rank"])
+    strange = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
+    return set(counted.filter((ranks > 1) & strange)["rank"])
 
 
 def _against_status(record: FlightRecord) -> set[int]:

@@ -163,7 +163,8 @@ def _beyond_peak(head: PassportHead, kernels: pl.DataFrame) -> str | None:
 def _shipped() -> tuple[Passport, ...]:
     """The passports that come with tracekit."""
     folder = files("tracekit.analysis.hardware").joinpath("passports")
-    return tuple(Passport.read(str(one)) for one in sorted(folder.iterdir(), key=str) if str(one).endswith(".parquet"))
+    paths = sorted(map(str, folder.iterdir()))
+    return tuple(Passport.read(path) for path in paths if path.endswith(".parquet"))
 
 
 def known_passport(gpu: str | None) -> Passport | None:
@@ -174,7 +175,7 @@ def known_passport(gpu: str | None) -> Passport | None:
     card = Card.named(gpu)
     if gpu is None or card is None:
         return None
-    measured = next((each for each in _shipped() if Card.named(each.head.gpu) == card), None)
+    measured = next((passport for passport in _shipped() if Card.named(passport.head.gpu) == card), None)
     if measured is not None:
         return measured
     peaks = {"fp16": card.half, "bf16": card.half, "tf32": card.tensor, "fp32": card.single}

@@ -248,7 +248,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
             return 0.0
         errors = []
         for dtype in self.source.kernels["dtype"].unique().to_list():
-            peaks = [one.head.peak_tflops.get(dtype) for one in (self.source, self.target)]
+            peaks = [passport.head.peak_tflops.get(dtype) for passport in (self.source, self.target)]
             pairs = self._pairs("matmul", dtype, dtype)
             if pairs is not None and peaks[0] and peaks[1]:
                 errors.append(pairs.error_of(float(np.log(peaks[0] / peaks[1]))))
@@ -323,9 +323,9 @@ def works_by_row(table: pl.DataFrame, work_of_row: Callable[[tuple[Any, ...]], W
     works = [work_of_row(row) for row in table[first].iter_rows()]
     usual = _usual_type(works, np.bincount(number, taken_s, len(works)).astype(np.float64))
     typed = [msgspec.structs.replace(work, dtype=work.dtype or usual) for work in works]
-    each = tuple(dict.fromkeys(typed))
-    place = {work: index for index, work in enumerate(each)}
-    return Works(each, np.array([place[work] for work in typed], np.int64)[number])
+    distinct = tuple(dict.fromkeys(typed))
+    place = {work: index for index, work in enumerate(distinct)}
+    return Works(distinct, np.array([place[work] for work in typed], np.int64)[number])
 
 
 def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs: str | None) -> Work:
@@ -355,7 +355,7 @@ def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs
 
 def _type_of(name: str, types: Sequence[Any], *, product: bool) -> str | None:
     """The type in which a kernel computes; None if neither its inputs nor its name say so."""
-    stated = next((_TYPES[str(one).lower()] for one in types if str(one).lower() in _TYPES), None)
+    stated = next((_TYPES[str(name).lower()] for name in types if str(name).lower() in _TYPES), None)
     if stated is None:
         return next((dtype for dtype, pattern in _NAMED_TYPES if pattern.search(name)), None)
     return "tf32" if product and stated == "fp32" and _TENSOR_CORES.search(name) else stated

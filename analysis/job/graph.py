@@ -161,9 +161,9 @@ class OfGraph(Job):
             self.ops.name,
             ops.filter(drawn_ops),
             [
-                OpTimeline(one.name, one.start[drawn_ops], one.duration[drawn_ops],
-                           place[one.critical_path[drawn_ops[one.critical_path]]])
-                for one in drawn
+                OpTimeline(timeline.name, timeline.start[drawn_ops], timeline.duration[drawn_ops],
+                           place[timeline.critical_path[drawn_ops[timeline.critical_path]]])
+                for timeline in drawn
             ],
         )  # fmt: skip
         return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
@@ -176,7 +176,7 @@ class OfGraph(Job):
         start, end = graph.ops.start, graph.ops.start + graph.ops.duration
         if changes is not RECORDED:
             drawn = timelines(self.replay, changes)
-            start, end = (graph.of_ops(each) for each in ([one.start for one in drawn], [one.end for one in drawn]))
+            start, end = (graph.of_ops([getattr(line, name) for line in drawn]) for name in ("start", "end"))
         return OpTimeline(name, start, end - start, path.ops_of([block.op for block in graph.blocks]))
 
     def _usual_labels(self) -> list[str]:

@@ -198,7 +198,7 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
         times = {"recorded": mean.recorded, "launch delays removed": mean.original, "and all ranks alike": mean.ideal}
         slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
         rows = ((name, seconds(time_s)) for name, time_s in times.items())
-        worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:_FEWEST_RANKS]
+        worst = sorted(self.shares_by_rank.items(), key=lambda item: -item[1].slowdown)[:_FEWEST_RANKS]
         alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
         return Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown), *alone))
 
@@ -348,12 +348,12 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
     def _ranks(self, recorded: Recorded, most: int) -> Table:
         """At most so many ranks, the one that the others wait for first; a rank alone waits for nobody."""
         several = len(self.evidence.ranks) > 1
-        each = list(
+        ranked = list(
             zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
         )
-        each.sort(key=lambda row: -row[2])
+        ranked.sort(key=lambda row: -row[2])
         rows = []
-        for rank, wait, sole_delay in each:
+        for rank, wait, sole_delay in ranked:
             parts = (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.idle_s)
             shares = [f"{part / (rank.span_s or 1.0) * 100:.0f}%" for part in parts]
             waits = (seconds(sole_delay), seconds(wait)) if several else ()

@@ -273,7 +273,7 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
     for metric, departures in of_metrics.items():
         if departures is None:
             continue
-        healthy = [of_run for one in baselines if (of_run := _departures(one, metric)) is not None]
+        healthy = [of_run for baseline in baselines if (of_run := _departures(baseline, metric)) is not None]
         yield from _alarms(departures, metric, *_limits(healthy, departures))
 
 

@@ -102,9 +102,9 @@ def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
         return untestable(suspicion, why, tried[0].metrics[:1])
     measured = [_measured(samples, mechanism, suspicion) for mechanism in tried]
     usual = measured[0]
-    for each in measured:
-        if each.confirms(suspicion.excess):
-            return _concluded(samples, suspicion, each, MetricVerdict.CONFIRMED, usual)
+    for measurement in measured:
+        if measurement.confirms(suspicion.excess):
+            return _concluded(samples, suspicion, measurement, MetricVerdict.CONFIRMED, usual)
     if usual.effect is None:
         return _lacking(suspicion, usual.why_not or "", usual.metric, missing=usual.missing)
     if usual.predicts(_OF_95) < _LEAST * suspicion.excess:

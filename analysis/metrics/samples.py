@@ -109,8 +109,9 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         values = (
             numbers.join(of_keys, on=keys, nulls_equal=True).select("series", "time", "value").sort("series", "time")
         )
-        again = (pl.col("series") == pl.col("series").shift(1)) & (pl.col("time") == pl.col("time").shift(1))
-        marked = values.with_columns(again=again.fill_null(False), differs=pl.col("value") != pl.col("value").shift(1))
+        repeated = (pl.col("series") == pl.col("series").shift(1)) & (pl.col("time") == pl.col("time").shift(1))
+        differs = pl.col("value") != pl.col("value").shift(1)
+        marked = values.with_columns(again=repeated.fill_null(False), differs=differs)
         clean = marked.filter(~pl.col("again")).drop("again", "differs")
         counts = clean.group_by("series").len("all")
         conflicts = (
@@ -379,7 +380,7 @@ FLEET = (
 
 def line_for(metric: str) -> str:
     """What to add where to have a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
-    needed = next(each for each in _NEEDED if metric in each.metrics)
+    needed = next(need for need in _NEEDED if metric in need.metrics)
     return f"add to {needed.exporter}: {needed.line}"
 
 

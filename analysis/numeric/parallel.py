@@ -53,7 +53,7 @@ def each(
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
     """Call two functions, at the same time if they read many numbers, and return both results."""
     results: dict[int, Any] = {}
-    each(lambda which: results.__setitem__(which, (first, second)[which]()), range(2), numbers=numbers)
+    each(lambda index: results.__setitem__(index, (first, second)[index]()), range(2), numbers=numbers)
     return results[0], results[1]
 
 

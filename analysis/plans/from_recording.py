@@ -104,7 +104,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     fitted, why = None, ONE_RANK if len(job.dp_ranks) == 1 else NO_SIZES
     if len(job.dp_ranks) > 1 and len(sizes_mb) == sum(split):
         fitted, why = _reduced(job, gradients, sizes_mb, split), ONE_SIZE
-    reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (why,))
+    reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((layer_count,) for layer_count in split), (why,))
     if by_gradients and reduced.backward_s is not None:
         takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
     buckets: Literal["free", "size", "one"] = "one"
@@ -124,7 +124,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
-            microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
+            microbatches=[number for number in (count // 2, count, 2 * count) if number] if pipelined else "fixed",
             split="free" if moves else "fixed",
             buckets=buckets,
         ),
@@ -165,7 +165,7 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
     if model.space.buckets == "size":  # what would be left of the gain if reductions slowed the backward down further
         best = search(model, None).plans[0].plan
         slower = replace(model, reduce=replace(model.reduce, compute_rate=reduced.least_rate))
-        gains_s = [timed(each, each.now).step_time_s - timed(each, best).step_time_s for each in (model, slower)]
+        gains_s = [timed(case, case.now).step_time_s - timed(case, best).step_time_s for case in (model, slower)]
         error += max(gains_s[0] - gains_s[1], 0.0) / recorded_s  # a bound, not chance: it adds up
         if gains_s[0] <= max(recorded_s, modelled_s) * error:
             model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)

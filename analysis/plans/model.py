@@ -187,7 +187,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
     @property
     def knows_memory(self) -> bool:
         """Whether the memory of every layer is known."""
-        return all(None not in (one.state_gb, one.activation_gb, one.boundary_gb) for one in self.layers)
+        return all(None not in (layer.state_gb, layer.activation_gb, layer.boundary_gb) for layer in self.layers)
 
     def of_layers(self, name: str, samples: float = 0.0) -> Floats:
         """A figure of each layer for a microbatch of so many samples, 0 if unknown, [layers]."""

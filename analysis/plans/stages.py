@@ -51,8 +51,8 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     @property
     def transfer_s(self) -> float:
         """Seconds of a transfer between stages."""
-        fixed, each = self.model.transfer_s
-        return fixed + each * self.samples
+        fixed, per_sample = self.model.transfer_s
+        return fixed + per_sample * self.samples
 
     @cached_property
     def forwards_until(self) -> Floats:
@@ -99,8 +99,8 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         activation, largest = model.of_layers("activation_gb"), np.zeros_like(activations)
         for first in range(len(activation)):
             largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
-        again = boundary * held_samples + largest * self.samples
-        return np.stack([state + activations * held_samples, state + again])
+        with_recompute = boundary * held_samples + largest * self.samples
+        return np.stack([state + activations * held_samples, state + with_recompute])
 
     @cached_property
     def recompute(self) -> _Bools:
@@ -148,23 +148,23 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             return tails
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
         factors, of_stage = np.unique(self._factor, return_inverse=True)
-        plain, again = (
+        plain, recomputing = (
             np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])
             for recompute in (False, True)
         )
-        return np.asarray(np.where(self.recompute, again[of_stage], plain[of_stage]))
+        return np.asarray(np.where(self.recompute, recomputing[of_stage], plain[of_stage]))
 
     @cached_property
     def _stated_buckets(self) -> tuple[tuple[int, ...], ...] | None:
         """Buckets of each stage that follow from no search; None if one is needed."""
-        model, again = self.model, bool(self.recompute[0, 0, -1])
+        model, recompute = self.model, bool(self.recompute[0, 0, -1])
         if model.space.buckets == "fixed":
             return model.now.buckets
         if model.space.buckets != "size":
             return None
         gradients_mb = model.of_layers("gradient_mb").tolist()
         candidates = dict.fromkeys(buckets_of_size(gradients_mb, size, size) for size in sizes_of(gradients_mb))
-        return (min(candidates, key=lambda buckets: self.tail_of(0, len(gradients_mb), buckets, again)),)
+        return (min(candidates, key=lambda buckets: self.tail_of(0, len(gradients_mb), buckets, recompute)),)
 
     def _ready_until(self, factor: float, recompute: bool) -> Floats:
         """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""

@@ -149,8 +149,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         parts = []
         for number, (block, lanes) in enumerate(zip(graph.blocks, lanes_of_blocks, strict=True)):
             cost, delay, ideal = (
-                of[number] if of[number].ndim == 1 else np.ascontiguousarray(of[number][:, lanes])
-                for of in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
+                matrices[number] if matrices[number].ndim == 1 else np.ascontiguousarray(matrices[number][:, lanes])
+                for matrices in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
             )
             parts.append((block, cost, delay, ideal))
         return graph, parts
@@ -330,7 +330,7 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
         `costs`: of the graph of which this has some steps.
         """
         sample = self.sample
-        costs = [cost.only_lanes(here) for cost, here in zip(costs, self.lanes, strict=True)]
+        costs = [cost.only_lanes(mask) for cost, mask in zip(costs, self.lanes, strict=True)]
         for _ in range(MOST_TURNS):
             ends = _replayed_ends(sample, costs)
             moved_s, blocks = 0.0, []
@@ -450,7 +450,7 @@ def _usual_begins(parts: Sequence[_Begins]) -> tuple[dict[StructureKey, Floats],
     """
     latest, begin_s, step_s = zip(*parts, strict=True)
     usual_s = {
-        key: np.minimum(np.median(np.concatenate(some, axis=1), axis=1), 0.0) for key, some in by_name(latest).items()
+        key: np.minimum(np.median(np.concatenate(times, axis=1), axis=1), 0.0) for key, times in by_name(latest).items()
     }
     rank_begin_s = _before_last_s(np.concatenate(begin_s, axis=2))
     together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))

@@ -115,7 +115,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def recorded_costs(self) -> list[Costs]:
         """The costs as recorded, with all launch delays."""
-        return [Costs.of_matrix(*of) for of in zip(self.durations.cost, self.durations.launch_delay, strict=True)]
+        return list(map(Costs.of_matrix, self.durations.cost, self.durations.launch_delay))
 
     @cached_property
     def kept_delays(self) -> list[tuple[Floats, Bools]]:
@@ -181,7 +181,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         for number, block in enumerate(self.graph.blocks):
             check_time()
             shape = block.start.shape
-            usual_cost, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
+            usual_cost, other = (np.broadcast_to(s[number].reshape(shape[0], -1), shape) for s in (usual, chosen))
             code = np.ascontiguousarray(np.broadcast_to(codes[number], (shape[0], codes[number].shape[1])))
             costs = replace(Costs.of_matrix(usual_cost), choices=Choices(code, np.ascontiguousarray(other), 0))
             for choice, ends in enumerate(_ends_of_choices(block, costs, choices)):
@@ -332,7 +332,9 @@ def _ends_of_choices(block: LabelledBlock, costs: Costs, choices: int) -> Floats
 
     def run(first: int) -> None:
         batch = range(min(together, choices - first))
-        first_lane = np.concatenate([*(block.first_lane[:-1] + at * lanes for at in batch), [len(batch) * lanes]])
+        first_lane = np.concatenate(
+            [*(block.first_lane[:-1] + position * lanes for position in batch), [len(batch) * lanes]]
+        )
         batch_costs = replace(costs, choices=replace(costs.choices, first=first))
         ends[first : first + len(batch)] = replay_lanes(block.template, first_lane, batch_costs, threads=1).reshape(
             -1, lanes

@@ -105,7 +105,7 @@ class PostTrainingRun(ABC):
             doubt=self.doubt,
             losses=losses,
             leading=leading(losses, self.step_s),
-            what_if=[self.price(one) for one in scenarios],
+            what_if=[self.price(scenario) for scenario in scenarios],
             **own,
         )
 
@@ -150,7 +150,7 @@ class PostTrainingRun(ABC):
         they assume, and by the scatter of steps, each of which has its own prompts.
         """
         replay_s = max(self.replay_error_s, 0.0 if self.generations is None else self.generations.error_s)
-        return saving_error_s(saving, replay_s, 1) + sum(self.assumed(one).error_s for one in scenarios)
+        return saving_error_s(saving, replay_s, 1) + sum(self.assumed(scenario).error_s for scenario in scenarios)
 
     def price(self, scenario: Scenario) -> Price:
         """Return what the step would take. Raises SelectionError, see `assumed`."""

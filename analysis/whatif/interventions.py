@@ -198,7 +198,8 @@ class OnlyDelays(Struct, frozen=True):
     selection: Selection
 
     def make(self, overlay: CostOverlay) -> None:
-        overlay.op_delay, overlay.delay = None, [ChangedRows.of(of) for of in overlay.replay.durations.launch_delay]
+        overlay.op_delay = None
+        overlay.delay = [ChangedRows.of(matrix) for matrix in overlay.replay.durations.launch_delay]
         for number, mask in overlay.masks(self.selection):
             overlay.delay[number].put(~mask, _NONE)
 
@@ -295,15 +296,15 @@ def mean_step_time(replay: GraphReplay, changes: Iterable[Intervention]) -> floa
     return float(step_times(replay, changes).mean())
 
 
-def step_times_each(replay: GraphReplay, each: Sequence[Iterable[Intervention]]) -> Floats:
+def step_times_each(replay: GraphReplay, scenarios: Sequence[Iterable[Intervention]]) -> Floats:
     """As `step_times` for each of several questions by itself, side by side, seconds, [questions, steps]."""
-    times = np.zeros((len(each), len(replay.graph.steps)))
+    times = np.zeros((len(scenarios), len(replay.graph.steps)))
 
     def run(number: int) -> None:
-        times[number] = step_times(replay, each[number])
+        times[number] = step_times(replay, scenarios[number])
 
     # Few lanes leave all cores but one idle; many lanes use all cores for one question.
-    parallel.each(run, range(len(each)), numbers=replay.cells * len(each) if replay.has_few_lanes else 0)
+    parallel.each(run, range(len(scenarios)), numbers=replay.cells * len(scenarios) if replay.has_few_lanes else 0)
     return times
 
 
@@ -475,7 +476,7 @@ class CostOverlay(Struct):
     def recorded(cls, replay: GraphReplay) -> CostOverlay:
         """The job as it ran."""
         cost = [ChangedRows.of(matrix) for matrix in replay.durations.cost]
-        delay = [ChangedRows.of(matrix, ~kept) for matrix, kept in replay.kept_delays]
+        delay = [ChangedRows.of(matrix, ~mask) for matrix, mask in replay.kept_delays]
         return cls(replay, cost, delay, *replay.between_steps_s())
 
     def masks(self, selection: Selection) -> Iterator[tuple[int, Mask]]:

@@ -206,7 +206,7 @@ def _record(
     }
     groups, places = columns.groups.finish(absent)
     operations = pl.DataFrame(columns.operations, schema=OPERATIONS, orient="row")
-    to_place = pl.Series([places[at] for at in range(len(places))], dtype=pl.Int32)
+    to_place = pl.Series([places[number] for number in range(len(places))], dtype=pl.Int32)
     operations = operations.with_columns(to_place.gather(operations["group"]).alias("group"))
     statuses = pl.DataFrame(columns.statuses, schema=STATUSES, orient="row")
     statuses = statuses.with_columns(to_place.gather(statuses["group"]).alias("group"))

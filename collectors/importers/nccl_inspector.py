@@ -65,7 +65,7 @@ def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | N
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
     refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
-    for file in sorted(one for one in path.glob("*.log") if one.is_file()) if path.is_dir() else [path]:
+    for file in sorted(log for log in path.glob("*.log") if log.is_file()) if path.is_dir() else [path]:
         _read_file(file, log)
     frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
     if frame.is_empty():
@@ -174,7 +174,9 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
             "other_collectives": _summed(once.join(chosen, on=[*_COLLECTIVE, "rank"], how="anti"), "function", "bytes"),
             "other_communicators": _summed(other, "communicator", "communicator_name", "ranks"),
             "repeated": own.height - once.height,
-            "dropped_by_the_inspector": sum(n for (one, _), n in log.dropped.items() if one == first["communicator"]),
+            "dropped_by_the_inspector": sum(
+                n for (communicator, _), n in log.dropped.items() if communicator == first["communicator"]
+            ),
             "other_lines": dict(log.other),
             "torn_lines": log.torn_lines,
         },

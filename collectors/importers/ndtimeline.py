@@ -126,7 +126,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
             per_step, rest = divmod(len(durations), max(1, last - first))
             if rest or last <= first:
                 raise FormatError(f"{where}: {len(durations)} parts do not spread evenly over the steps {first}:{last}")
-            steps = [first + at // per_step for at in range(len(durations))]
+            steps = [first + position // per_step for position in range(len(durations))]
         for step, start, duration in zip(steps, starts, durations, strict=True):
             yield _TimedMetric(
                 match["metric"],

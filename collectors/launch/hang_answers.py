@@ -122,7 +122,7 @@ def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, lis
     for options in (("--native",), ()):
         threads = _py_spy(pulse.process_id, *options)
         if threads:
-            holder = next((one["thread_name"] for one in threads if one.get("owns_gil")), None)
+            holder = next((thread["thread_name"] for thread in threads if thread.get("owns_gil")), None)
             process = _LOCKED if holder is None else _HOLDS_LOCK.format(thread=holder)
             return process, _frames_of_main(threads, pulse.process_id)
     return _LOCKED, _stack_by_signal(attempt / f"{rank_stem(rank)}{STACKS_SUFFIX}", pulse)
@@ -154,7 +154,7 @@ def _py_spy(process_id: int, *options: str) -> list[dict[str, Any]]:
 
 def _frames_of_main(threads: list[dict[str, Any]], process_id: int) -> list[str] | None:
     """The main thread's frames; its number is that of the process."""
-    main = next((one for one in threads if one.get("os_thread_id") in (process_id, None)), None)
+    main = next((thread for thread in threads if thread.get("os_thread_id") in (process_id, None)), None)
     if main is None:
         return None
     frames = [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in main["frames"]]

@@ -248,7 +248,7 @@ class HangWatcher:
         """Why nobody moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
         if not report.hang:
             return "no rank is waiting"
-        busy = [f"rank {one.rank} is in a {one.phase}" for one in report.culprits if one.phase in _LONG_PHASES]
+        busy = [f"rank {row.rank} is in a {row.phase}" for row in report.culprits if row.phase in _LONG_PHASES]
         patient = busy and len(busy) == len(report.culprits) and idle_s < LONG_PHASE * self.hang_after_s
         return "; ".join(busy[:3]) if patient else None
 

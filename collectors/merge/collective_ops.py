@@ -324,10 +324,10 @@ def gradient_figures(
         .group_by("rank", "step", maintain_order=True)
         .agg("extra", "all_there_ns", "start_ns", "end_ns", pl.col("on_device").any(), queued_us="chunk")
     )
-    each = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
-    sets = reductions.group_by(each).agg(pl.len(), last=pl.col("step").max()).sort("len", "last", descending=True)
+    keys = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
+    sets = reductions.group_by(keys).agg(pl.len(), last=pl.col("step").max()).sort("len", "last", descending=True)
     most = sets.unique("rank", keep="first", maintain_order=True)
-    usual = reductions.join(most, on=each, how="semi", maintain_order="left")
+    usual = reductions.join(most, on=keys, how="semi", maintain_order="left")
     steps = _steps_of_ranks(records)
     timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]
     rows = [row for buckets in timed for row in buckets.rows()]
@@ -380,7 +380,8 @@ def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
         return {}
     lasted_us, queued_us, all_us, ran_us = (steps[name].to_numpy().astype(float) for name in steps.columns[2:])
     ran_between_us = lasted_us - queued_us
-    apart_us, queued_apart_us = (max(float(each.sum()), 0.0) for each in (ran_us - ran_between_us, all_us - queued_us))
+    differences_us = (ran_us - ran_between_us, all_us - queued_us)
+    apart_us, queued_apart_us = (max(float(times_us.sum()), 0.0) for times_us in differences_us)
     usual_share = apart_us / max(apart_us + queued_apart_us, 1.0)
     if usual_share == 0:
         return {}
@@ -418,7 +419,7 @@ class _TimedBuckets:
         if not len(self.ready):
             return []
         figures = (*_service(self.ready, self.end, self.at_once), self.ready)
-        return list(zip(self.sizes, *(np.median(each, axis=0).tolist() for each in figures), strict=True))
+        return list(zip(self.sizes, *(np.median(times_us, axis=0).tolist() for times_us in figures), strict=True))
 
     def copy_per_mb_s(self) -> float:
         """Seconds that a MiB of reduced gradients takes to be copied; 0 on a GPU.

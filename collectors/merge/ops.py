@@ -82,10 +82,10 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     exchanges = waits.clear()
     if layout.pp == 1 and waits.height:
-        met = waits.filter("joins_all")
-        exchanges = met.filter(ALL_TO_ALL)
+        joined_by_all = waits.filter("joins_all")
+        exchanges = joined_by_all.filter(ALL_TO_ALL)
         ops = with_exchanges_apart(ops, exchanges.select("rank", "start_ns", "end_ns"))
-        ops = with_waits_apart(ops, met.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
+        ops = with_waits_apart(ops, joined_by_all.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
     ops = _with_collections_marked(_without_closures(with_one_clip(ops)))
     inside_optimizers = ops.filter("inside")
     ops = ended_by_optimizers(ops.filter(~pl.col("inside")).select(OP_COLUMNS))
@@ -137,7 +137,7 @@ def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
 def _has_kind() -> pl.Expr:
     """True if the name of a record is its kind: records of the hooks, and spans that the user named after a kind."""
     category, name = pl.col("category"), pl.col("name")
-    hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
+    hooked = pl.any_horizontal((category == code) & name.is_in(names) for code, names in _DIRECT.items())
     return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))
 
 
@@ -199,8 +199,8 @@ def _transfers(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     recvs = recvs.with_columns(
         estimated=found_there, end_ns=pl.when(found_there).then(guess_ns).otherwise(pl.col("end_ns"))
     )
-    met = recvs.select(*pair, recv_ns="start_ns", recv_end_ns="end_ns")
-    ended = sends.with_columns(released_ns=held).join(met, on=pair, how="left", nulls_equal=True)
+    received = recvs.select(*pair, recv_ns="start_ns", recv_end_ns="end_ns")
+    ended = sends.with_columns(released_ns=held).join(received, on=pair, how="left", nulls_equal=True)
     matched = pl.max_horizontal("start_ns", "recv_ns", pl.min_horizontal("recv_end_ns", "released_ns"))
     sends = ended.with_columns(end_ns=pl.coalesce(pl.when(pl.col("recv_end_ns").is_not_null()).then(matched), "end_ns"))
     columns = [*key, "start_ns", "end_ns", "posted_ns", "wait_ns", "resumed_ns"]

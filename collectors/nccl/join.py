@@ -96,10 +96,10 @@ def join_nccl(
         "unmatched_records": _counts(wanted.join(believed, on="record", how="anti")["name"]),
         "unmatched_operations": _counts(operations.join(used, on="operation", how="anti")["function"]),
         "split": _split(operations),
-        "overwritten": sum(one.overwritten for one in nccl.ranks),
-        "dropped": sum(one.dropped for one in nccl.ranks),
-        "proxy_steps": sum(one.proxy_steps for one in nccl.ranks),
-        "clocks": {str(one.rank): asdict(one.clock) for one in nccl.ranks if one.clock is not None},
+        "overwritten": sum(ring.overwritten for ring in nccl.ranks),
+        "dropped": sum(ring.dropped for ring in nccl.ranks),
+        "proxy_steps": sum(ring.proxy_steps for ring in nccl.ranks),
+        "clocks": {str(ring.rank): asdict(ring.clock) for ring in nccl.ranks if ring.clock is not None},
         "ranks_without_ring": list(nccl.ranks_without_ring),
         "unreadable": list(nccl.unreadable),
     }
@@ -111,7 +111,9 @@ def join_nccl(
 
 def _numbers(groups: Groups) -> dict[_Members, int]:
     """A number for every set of ranks that forms a process group."""
-    distinct = {tuple(int(one) for one in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()}
+    distinct = {
+        tuple(int(rank) for rank in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()
+    }
     return {members: number for number, members in enumerate(sorted(distinct))}
 
 
@@ -120,7 +122,7 @@ def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Member
     rows = []
     for rank, of_rank in groups.items():
         for peer, group in of_rank.items():
-            members = tuple(int(one) for one in group["ranks"])
+            members = tuple(int(rank) for rank in group["ranks"])
             rows.append((rank, peer, numbers[members], len(members)))
     schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.Int32, "members": pl.Int64}
     function = pl.lit(None, pl.String)

@@ -226,7 +226,7 @@ class Nvml:
 
     def _number(self, function: str, device: ctypes.c_void_p, *which: int) -> int | None:
         value = ctypes.c_uint()
-        arguments = [ctypes.c_int(one) for one in which]
+        arguments = [ctypes.c_int(argument) for argument in which]
         done = getattr(self._library, function)(device, *arguments, ctypes.byref(value))
         return value.value if done == _SUCCESS else None
 

@@ -309,7 +309,9 @@ class CallThreads:
         The reentrant kind then runs a backward of its own, which is not repeated.
         """
         codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in _RECOMPUTES)
-        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
+        again, gradients = (
+            rows_of(python, np.flatnonzero(np.isin(python["name"], name_codes))) for name_codes in codes
+        )
         gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
         return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
@@ -444,8 +446,8 @@ def recorded_before(events: Nested, cost: ProfilerCost | None, pace: Floats) -> 
     kind, thread = events.kind, events.thread
     if cost is None or not len(kind):
         return np.zeros(len(kind))
-    each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
-    total = np.cumsum(each) - each
+    cost_us = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
+    total = np.cumsum(cost_us) - cost_us
     begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
     total -= np.repeat(total[begins], np.diff(np.append(begins, len(kind))))
     return np.asarray(total + np.where(kind == EventKind.LAUNCH, cost.before_launch * pace, 0.0))
@@ -499,5 +501,5 @@ def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
         typical = (total[first + count] - total[first]) / count
     cheapest = np.argsort(typical, kind="stable")
     enough = int(np.searchsorted(np.cumsum(count[cheapest]), _CHEAPEST * count.sum())) + 1
-    chosen = np.concatenate([gaps[first[one] : first[one] + count[one]] for one in cheapest[:enough].tolist()])
+    chosen = np.concatenate([gaps[first[cell] : first[cell] + count[cell]] for cell in cheapest[:enough].tolist()])
     return float(chosen.mean() if rounded else np.median(chosen))

@@ -158,7 +158,7 @@ def collectives(
     """
     numbers: dict[CollectiveArgs, int] = {}
     sizes, members = _communicators(calls, rank)
-    which = np.full(len(launched["start"]), NO_ID)
+    name_index = np.full(len(launched["start"]), NO_ID)
     calls = rows_of(calls, np.flatnonzero(calls["bytes"] >= 0))
     calls = rows_of(calls, np.argsort(calls["start"], kind="stable"))
     for thread in np.unique(launched["thread"]).tolist():
@@ -171,9 +171,9 @@ def collectives(
             if end:
                 group = {name: values[min(before, end - 1) : end] for name, values in of_thread.items()}
                 args = _args(group, names, int(launched["rank"][kernel]), sizes, members)
-                which[kernel] = numbers.setdefault(args, len(numbers))
+                name_index[kernel] = numbers.setdefault(args, len(numbers))
             before = end
-    return which, tuple(numbers)
+    return name_index, tuple(numbers)
 
 
 def _communicators(calls: Table, rank: Ints) -> tuple[dict[int, int], dict[int, list[int]]]:
@@ -191,7 +191,7 @@ def _communicators(calls: Table, rank: Ints) -> tuple[dict[int, int], dict[int, 
             by_place = dict(zip(calls["rank"][of_members].tolist(), rank[of_members].tolist(), strict=True))
             listed = [by_place[place] for place in sorted(by_place)]
         else:
-            listed = [one for one in np.unique(rank[of_communicator]).tolist() if one >= 0]
+            listed = [rank_number for rank_number in np.unique(rank[of_communicator]).tolist() if rank_number >= 0]
         if len(listed) == size.get(communicator, max(len(listed), 2)):
             ranks[communicator] = listed
     return size, ranks

@@ -189,7 +189,7 @@ def _rank(
         work=replace(work, around={}, recorded_s=work.recorded_s[:0]),
         memory=_memory(of(columns.memory)),
         collectives=all_args,
-        ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
+        ranks_in_groups=tuple(columns.collectives[code] for code in sorted(used) if code >= 0),
         host_events=columns.host_events,
         notes=notes,
         unlinked=_unlinked(gpu, launch, calls, all_calls, names),
@@ -356,10 +356,10 @@ def read_file(path: Path) -> list[RankColumns]:
         if Look(path).beginning(len(SQLITE)) == SQLITE:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
-            columns, header, said = read_nsys(path)
-            ranks = _ranks(path, columns, header, said)
+            columns, header, notes = read_nsys(path)
+            ranks = _ranks(path, columns, header, notes)
             # What is known of the cost of recording is torch.profiler's.
-            return [replace(one, work=replace(one.work, cost=None)) for one in ranks]
+            return [replace(rank, work=replace(rank.work, cost=None)) for rank in ranks]
         stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
         for batch in stream:
             builder.add(batch)
@@ -391,7 +391,7 @@ def _ranks(
     ranks = ranks_of(columns, str(path), header, notes)
     lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
     damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)
-    return [replace(one, cut=cut, damaged=damaged) for one in ranks]
+    return [replace(rank, cut=cut, damaged=damaged) for rank in ranks]
 
 
 def send_files() -> None:
