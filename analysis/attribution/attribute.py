@@ -104,7 +104,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         represented = representative_lanes(replay)
         by_dp_rank = add_back_lanes(replay, represented)
         # Asked as early as possible: a round of batches replays all that comes before.
-        approx = whole.agreed(lambda: (by_dp_rank, by_stage), _approximate)
+        approx = whole.combined(lambda: (by_dp_rank, by_stage), _approximate)
         slowest = _slowest_workers(approx, graph.dp_ranks)
         tell("op kinds")
         chosen_kinds = {name: kind(*kinds) for name, kinds in kind_groups(graph.job.kinds).items()}
@@ -461,10 +461,10 @@ def step_times_by_paths(replay: JobReplay, changes: Changes) -> Floats:
     graph = replay.graph
     before, after = _Lanes.after(replay, ORIGINAL), _Lanes.after(replay, changes)
     order = _collectives_in_order(replay)
-    together = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
+    batch_size = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
-    for first in range(0, len(times), together):
-        last = min(first + together, len(times))
+    for first in range(0, len(times), batch_size):
+        last = min(first + batch_size, len(times))
         edges = np.maximum(_of_the_others(before.paths(first, last)), after.paths(first, last))
         times[first:last] = _longest(edges, order)
     return times

@@ -145,9 +145,9 @@ class SpentPart(Struct, frozen=True):
 
 
 class SpentPhases(Struct, frozen=True, eq=False):
-    """What steps of post-training take, [steps], as `StepsSpent` says it of other jobs; no ranks are known. `unlike`:
-    the steps that differ from the others and are not here, in words; empty if there are none. `warm_up`: how many steps
-    at the beginning are not here either.
+    """What steps of post-training take, [steps], as `StepsSpent` for other jobs; ranks are unknown. `unlike`: which
+    steps are left out because they differ from the others, in words; "" if none do. `warm_up`: how many steps at the
+    beginning are left out, too.
     """
 
     steps: list[int]
@@ -171,7 +171,7 @@ def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
 
 
 class StepsSpent(Struct, frozen=True, eq=False, dict=True):
-    """What the steps of a job take, but for those that are `ignored`."""
+    """What the steps of a job take, without those in `ignored`."""
 
     unlike: ClassVar[str] = ""
     warm_up: ClassVar[int] = 0

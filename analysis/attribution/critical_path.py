@@ -108,9 +108,10 @@ def critical_path(replay: GraphReplay, changes: Sequence[Intervention]) -> Criti
         return _assembled(graph, list(_across_blocks(graph, walks)))
     parts = []
     for number, lanes in enumerate(overlay.lanes()):
-        together = max(1, min(_STEPS_AT_ONCE, _OPS_AT_ONCE * len(lanes.first_lane) // graph.blocks[number].start.size))
-        for first in range(0, len(lanes.first_lane) - 1, together):
-            batch = lanes.of_steps(first, first + together)
+        size = graph.blocks[number].start.size
+        batch_size = max(1, min(_STEPS_AT_ONCE, _OPS_AT_ONCE * len(lanes.first_lane) // size))
+        for first in range(0, len(lanes.first_lane) - 1, batch_size):
+            batch = lanes.of_steps(first, first + batch_size)
             (timeline,) = replay_timelines([batch], 0, meet=False)
             walk, bounds = _Walk(batch.template, timeline), batch.first_lane
             lane = _last_lanes(walk.last, bounds)

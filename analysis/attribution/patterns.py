@@ -126,8 +126,8 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     slow_steps = tuple(steps[position] for position in slow)
     few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
     at_all = np.arange(len(series))
-    line = _share(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
-    jump = _share(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
+    line = _explained_variance(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
+    jump = _explained_variance(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
     drifts = line > jump and (line > CLEAR_LINE_SHARE or not few)
     if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
         return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
@@ -182,7 +182,7 @@ def rising_pairs(series: Floats) -> int:
     return total
 
 
-def _share(series: Floats, model: Floats) -> float:
+def _explained_variance(series: Floats, model: Floats) -> float:
     """The share of the variance that a model explains."""
     variance = float(((series - series.mean()) ** 2).sum())
     return 1 - float(((series - model) ** 2).sum()) / variance if variance else 0.0

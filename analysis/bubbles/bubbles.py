@@ -97,7 +97,7 @@ def _unknown(why: str, left_out: list[LeftOut]) -> Bubbles:
 
 
 def _mean(of_groups: Sequence[Floats], lanes: int) -> Floats:
-    """The mean over all lanes of what is a sum over the lanes of each group."""
+    """The mean per lane, from sums over the lanes of each group."""
     return np.asarray(np.sum(of_groups, axis=0) / lanes)
 
 
@@ -146,7 +146,7 @@ def _priced(
     window: float,
     outside: float,
 ) -> PricedSchedule:
-    """One row. `outside`: seconds of a step outside the window."""
+    """The price of a schedule. `outside`: seconds of a step outside the window."""
     try:
         planned = [plans(pipeline, of_pipeline, asked) for pipeline, of_pipeline in zip(recorded, factors, strict=True)]
     except LayoutError as error:
@@ -278,7 +278,7 @@ def factors_of(recorded: RecordedPipeline) -> Factors:
 
 
 def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
-    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has.
+    """Idle seconds per lane that each switch causes; they add up to the idle time of a replay without launch delays.
 
     Each duration is the mean of its kind x a factor of its stage x one of its worker x jitter. Each factor is a switch,
     like the time of transfers and the dependencies between stages.
@@ -313,12 +313,12 @@ def _shapley(times: Floats) -> list[float]:
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:
-    """Return over / under, 1 where both are nothing."""
+    """The quotient; 1 where both are 0."""
     return np.divide(over, under, out=np.ones(np.broadcast_shapes(over.shape, under.shape)), where=under > 0)
 
 
 def inverse(factor: Floats) -> Floats:
-    """Return 1 / factor, 0 where it is 0."""
+    """The reciprocal; 0 where the factor is 0."""
     return np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0)
 
 
@@ -356,7 +356,8 @@ class TimedSchedule(Struct, frozen=True, eq=False):
 
 
 def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[TimedSchedule]:
-    """That schedule; if the share of its weight gradients is unknown, with the least and the most of `WEIGHT_SHARES`.
+    """The schedule asked for; if its share of weight gradients is unknown, with the smallest and the largest of
+    `WEIGHT_SHARES`.
 
     Raises LayoutError if it cannot run in this pipeline.
     """

@@ -109,12 +109,8 @@ def draw_step(
     """
     asked = [AskedSchedule.parse(text) for text in schedules]
     pipelines, _ = recorded_pipelines(replay.only_steps([step]))
-    lanes = [
-        (pipeline, lane)
-        for pipeline in pipelines
-        for lane in range(pipeline.lanes)
-        if dp_rank in (None, pipeline.dp_rank[lane])
-    ]
+    lanes = [(pipeline, lane) for pipeline in pipelines for lane in range(pipeline.lanes)]
+    lanes = [(pipeline, lane) for pipeline, lane in lanes if dp_rank in (None, pipeline.dp_rank[lane])]
     if not lanes:
         place = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
         raise SelectionError(f"step {step} does not have every compute of {place}; choose another")
@@ -122,10 +118,7 @@ def draw_step(
     factors = factors_of(recorded)
     drawn = [
         _picture("recorded", recorded, lane),
-        *(
-            _picture(schedule.text, plans(recorded, factors, schedule)[0].pipeline(recorded.dp_rank), lane)
-            for schedule in asked
-        ),
+        *(_picture(row.text, plans(recorded, factors, row)[0].pipeline(recorded.dp_rank), lane) for row in asked),
     ]
     return [_with_the_longest(schedule, MOST_BARS // len(drawn)) for schedule in drawn]
 

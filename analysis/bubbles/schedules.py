@@ -318,9 +318,7 @@ def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline 
     begin = np.where(block.duration[:, 0] > 0, begin, np.nextafter(begin, -np.inf))
     rows = np.concatenate(
         [
-            merged_order(
-                begin, [np.flatnonzero((template.pp_rank == stage) & (kind == direction)) for direction in range(3)]
-            )
+            merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == code)) for code in range(3)])
             for stage in range(stages)
         ]
     )

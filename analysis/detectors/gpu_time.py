@@ -245,16 +245,16 @@ class StreamWaits(Detector):
             removed[edges] = True
             longest = edges[np.argsort(-waited_s[edges], kind="stable")]
             names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:MOST_NAMES]
-            then = ops["name"][int(graph.after[longest[0]])]
+            waiting_op = ops["name"][int(graph.after[longest[0]])]
             yield candidate(
                 self.kind,
                 job,
                 Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(edges), taken_s),
-                f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(then)} begins as"
+                f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(waiting_op)} begins as"
                 f" {code_name(names[0])} ends",
                 job.pace.without_edges(removed),
                 suggested_fix=plain(
-                    f"let {waiting} wait only for what {code_name(then)} needs of {other}, or launch"
+                    f"let {waiting} wait only for what {code_name(waiting_op)} needs of {other}, or launch"
                     f" {code_name(names[0])} earlier"
                 ),
                 bound=True,
@@ -321,19 +321,19 @@ class IdleUnseen(Detector):
         for idle in gpu.idle_by_reason if gpu is not None else ():
             if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < GPU_TIME.unseen_share:
                 continue
-            why, then = _SENTENCES[IdleReason(idle.reason)]
+            why, advice = _SENTENCES[IdleReason(idle.reason)]
             if idle.reason == IdleReason.QUEUED and stream_waits_recorded(job):
-                then = "record all processes that use the GPU: no stream that it waited for was busy"
+                advice = "record all processes that use the GPU: no stream that it waited for was busy"
             names = tuple(row.name for row in idle.names if row.name)
             before = f" before {code_name(names[0])}" if names else ""
             yield candidate(
                 self.kind,
                 job,
-                Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {then}"),
+                Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {advice}"),
                 f"the GPU is idle for {share_of(job, idle.seconds):.0%} of the recording{before}: {why}",
                 None,
-                next_check=then,
-                suggested_fix=then,
+                next_check=advice,
+                suggested_fix=advice,
             )
 
     def _head(self, job: RecordingSubject) -> Iterator[Candidate]:

@@ -178,8 +178,8 @@ def _neighbours(job: GraphSubject, stream: Ints) -> tuple[Ints, Ints]:
     order = rows[np.lexsort((launched, stream[launcher[rows]], graph.rank[rows]))]
     first, second = order[:-1], order[1:]
     alike = (graph.rank[first] == graph.rank[second]) & (stream[launcher[first]] == stream[launcher[second]])
-    apart = alike & (stream[first] != stream[second])
-    return first[apart], second[apart]
+    other_stream = alike & (stream[first] != stream[second])
+    return first[other_stream], second[other_stream]
 
 
 def _leaves_room(job: GraphSubject) -> Bools:

@@ -18,10 +18,7 @@ from tracekit.analysis.evidence.congestion import (
     shared_anyway_s,
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, transfers
-from tracekit.analysis.evidence.transfers import (
-    TRAFFIC,
-    traffic_of,
-)
+from tracekit.analysis.evidence.transfers import TRAFFIC, traffic_of
 from tracekit.analysis.numeric.statistics import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio

@@ -15,11 +15,7 @@ from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_work
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
 from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
-from tracekit.analysis.evidence.off_cpu import (
-    WAITS,
-    without_core_waits,
-    without_stops,
-)
+from tracekit.analysis.evidence.off_cpu import WAITS, without_core_waits, without_stops
 from tracekit.analysis.evidence.pipeline_subject import (
     PipelineSubject,
     all_ops,
@@ -69,9 +65,8 @@ PAUSES = PauseThresholds()
 def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
     cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
-    return bool(cells) and all(
-        (stops[stage, :, dp_index] > 0).mean() >= PAUSES.every_step_share for stage, dp_index in cells
-    )
+    share = (stops > 0).mean(axis=1)
+    return bool(cells) and all(share[cell] >= PAUSES.every_step_share for cell in cells)
 
 
 def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -132,7 +127,7 @@ def planned_collections(job: Subject, finding: Cause) -> Iterator[Plan] | None:
 
 
 def pauses_in_forwards(job: PipelineSubject) -> Floats | None:
-    """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
+    """Seconds of each pause in a forward, in the shape of the table; None if not caused by garbage collection."""
     pauses = job.pauses
     if pauses is None or not pauses.spare_backwards:
         return None

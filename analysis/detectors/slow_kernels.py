@@ -77,9 +77,7 @@ class SlowKernels(Detector):
         rows, table = rows[~priced], table.filter(~priced)
         below = list(self._below_peak(job, rows, table))
         yield from below
-        named = [
-            candidate.spent.name for candidate in below if candidate.change is not None and candidate.spent is not None
-        ]
+        named = [kernels.spent.name for kernels in below if kernels.change is not None and kernels.spent is not None]
         yield from self._small_grids(job, rows, table, table["operator"].is_in(named).to_numpy())
         yield from self._chains(job, rows, table)
 
@@ -155,7 +153,7 @@ class SlowKernels(Detector):
         *,
         known_card: bool,
     ) -> Candidate:
-        """An operator that takes long; what it need take is not known, and so it has no price."""
+        """An operator that takes long. It has no price, because the time that it needs is unknown."""
         lacks = "the sizes of its inputs are not recorded" if known_card else "the peaks of this card are not known"
         remedy = "record with record_shapes=True" if known_card else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
         saved_s = np.zeros(job.ops.height)

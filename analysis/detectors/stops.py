@@ -10,18 +10,10 @@ from msgspec import Struct
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape, pattern_of_series
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.evidence.compute_profile import (
-    COMPUTES,
-)
+from tracekit.analysis.evidence.compute_profile import COMPUTES
 from tracekit.analysis.evidence.host_code import steps_with_stops
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, checkpoints, evaluations
-from tracekit.analysis.evidence.significance import (
-    SIGNIFICANCE,
-    Episodes,
-    Noise,
-    episodes_of,
-    needed_nats,
-)
+from tracekit.analysis.evidence.significance import SIGNIFICANCE, Episodes, Noise, episodes_of, needed_nats
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, number

@@ -102,11 +102,11 @@ def _uneven_chunks(
         others = np.ones(profile.stage_s.shape, np.bool_)
         others[stage, chunk] = False
         times = profile.base_s[:, stage, chunk] / safe(lower_median(profile.base_s[:, others], -1))
-        times_by_kind = {"forward": float(times[FORWARD])}
+        by_kind = {"forward": float(times[FORWARD])}
         if len(times) > 1:
-            times_by_kind = {"backward": float(times[BACKWARD])} | times_by_kind
-        longer = [(name, factor) for name, factor in times_by_kind.items() if factor > 1 + SLOW_WORKERS.stage_excess]
-        (first, most), *more = longer or [max(times_by_kind.items(), key=lambda item: item[1])]
+            by_kind = {"backward": float(times[BACKWARD])} | by_kind
+        longer = [(name, factor) for name, factor in by_kind.items() if factor > 1 + SLOW_WORKERS.stage_excess]
+        (first, most), *more = longer or [max(by_kind.items(), key=lambda item: item[1])]
         takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
         figures = (
             Figure(
@@ -115,10 +115,7 @@ def _uneven_chunks(
                 SLOW_WORKERS.stage_excess,
                 Unit.SHARE,
             ),
-            *(
-                Figure(f"{name} over that of other chunks", factor, 0.0, Unit.FACTOR)
-                for name, factor in times_by_kind.items()
-            ),
+            *(Figure(f"{name} over that of other chunks", times, 0.0, Unit.FACTOR) for name, times in by_kind.items()),
         )
         factor = np.ones(profile.base_s.shape)
         factor[:, stage, chunk] = np.minimum(1 / safe(times), 1.0)

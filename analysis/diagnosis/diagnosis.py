@@ -103,7 +103,7 @@ class NamedLoss(Struct, frozen=True, eq=False):
 
     @property
     def returning_share(self) -> float:
-        """The loss that will be there again, of the whole."""
+        """The share of the whole that is lost again in other steps."""
         return self.returning_s / self.whole_s
 
     @property
@@ -197,7 +197,7 @@ def every_step(lost_s: float, steps: int) -> Floats:
 
 
 def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
-    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail.
+    """Diagnose a job: what it loses, why, and what each fix would save. Plug-ins that fail are left out.
 
     `metrics`: what to ask about the machines of culprits.
     """

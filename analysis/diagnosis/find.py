@@ -95,7 +95,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
 
 
 def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
+    """Yield findings in order, except that a costly finding that others depend on precedes them."""
     step, remaining = job.unprofiled_step, list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
     while remaining:
@@ -109,9 +109,7 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
     """Leave out candidates whose price a costlier one on the same ranks explains: signatures of one trouble overlap."""
     remaining = list(candidates)
     on_ranks = [
-        candidate
-        for candidate in candidates
-        if candidate.change is not None and _ranks_of(candidate) and not is_plug_in(candidate.kind)
+        each for each in candidates if each.change is not None and _ranks_of(each) and not is_plug_in(each.kind)
     ]
     alone = {_ranks_of(candidate) for candidate in on_ranks}
     if len(alone) == len(on_ranks) and not any(ranks < others for ranks in alone for others in alone):
@@ -241,10 +239,8 @@ def _cause(
         signature=detector.signature,
         effect=candidate.effect,
         evidence=tuple(
-            conclusions.EvidenceFigure(
-                figure.name, number(figure.value), float(figure.needed), figure.unit, figure.words
-            )
-            for figure in candidate.evidence
+            conclusions.EvidenceFigure(row.name, number(row.value), float(row.needed), row.unit, row.words)
+            for row in candidate.evidence
         ),
         confidence=as_confidence(candidate.confidence),
         saved_s=saved_s,
@@ -305,7 +301,7 @@ def _nothing_found(assessed: Assessment) -> Cause:
 
 
 def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
-    """The steps in which most of a loss lies, None if it returns. `lost_s`: of each of `steps`, seconds, [steps]."""
+    """The few steps that hold most of a loss; None if it recurs. `lost_s`: of each of `steps`, seconds, [steps]."""
     total_s = float(lost_s.clip(min=0).sum())
     for count in range(1, MOST_STEPS + 1):
         if 2 * count >= len(steps):

@@ -269,11 +269,11 @@ def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) 
         ]
         if not options:
             break
-        fix, then = min(options, key=lambda option: float(option[1].mean()))
-        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
+        fix, times_s = min(options, key=lambda option: float(option[1].mean()))
+        if float(times.mean() - times_s.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
             break
         chosen.append(fix)
-        times = then
+        times = times_s
     return chosen, times
 
 
@@ -317,10 +317,10 @@ def first_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
         anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
         most = max(anyway, key=lambda fix: fix.worth_s, default=best)
         return most if most.share >= SMALLEST_FIRST_SHARE else best
-    together = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
-    if best is None or together is None or best.share >= SMALLEST_FIRST_SHARE:
+    combination = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
+    if best is None or combination is None or best.share >= SMALLEST_FIRST_SHARE:
         return best
-    return together if hidden(best.worth_s, together.worth_s) else best
+    return combination if hidden(best.worth_s, combination.worth_s) else best
 
 
 def act_of(cause: Cause, fix: PricedFix | None) -> str | None:

@@ -87,10 +87,9 @@ def reviewed(
     Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
     """
     if source is None:
-        recorded = [
-            _tested(job, findings, suspicion, suspicion.machines)[0] for suspicion in sampled_metrics(job.metadata)
-        ]
-        tests = [_that_tell(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
+        metrics = sampled_metrics(job.metadata)
+        recorded = [_tested(job, findings, metric, metric.machines)[0] for metric in metrics]
+        tests = [_decisive_tests(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
         every = [test for of_finding in tests for test in of_finding]
         in_report = MetricsInReport(RECORDING, every) if every else None
     else:
@@ -104,12 +103,12 @@ def _tested(
 ) -> tuple[list[tuple[MetricTest, ...]], MetricsInReport]:
     """The tests of each finding. `machines`: the name of the machine of each rank, as the source has it."""
     suspected = [list(_suspicions(job, finding, machines)) for finding in findings]
-    in_report = _heard(source, [suspicion for of_one in suspected for suspicion in of_one])
+    in_report = _run_tests(source, [suspicion for of_one in suspected for suspicion in of_one])
     tests = iter(in_report.tests)
     return [tuple(next(tests) for _ in of_one) for of_one in suspected], in_report
 
 
-def _that_tell(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
+def _decisive_tests(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
     """The tests of a finding by the first of several metrics that confirms it, else by the first that refutes it."""
 
     def verdicts(tests: Sequence[MetricTest]) -> set[MetricVerdict]:
@@ -119,23 +118,17 @@ def _that_tell(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest,
     return max(decisive, key=lambda tests: MetricVerdict.CONFIRMED in verdicts(tests), default=())
 
 
-def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
+def _run_tests(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
     """The tests of suspicions, in this order."""
     askable = [suspicion for suspicion in suspicions if suspicion.untestable is None]
     if not askable:
-        return MetricsInReport(
-            source.name, [untestable(suspicion, suspicion.untestable or "") for suspicion in suspicions]
-        )
-    window = TimeSpan(
-        min(suspicion.window.since for suspicion in askable), max(suspicion.window.until for suspicion in askable)
-    )
+        return MetricsInReport(source.name, [untestable(row, row.untestable or "") for row in suspicions])
+    window = TimeSpan(min(row.window.since for row in askable), max(row.window.until for row in askable))
     hosts = {host for suspicion in askable for host in (suspicion.host, *(suspicion.peers or ()))}
     try:
         samples = Samples.of(source.samples(metrics_of(suspicion.part for suspicion in askable), window, hosts))
     except FormatError as error:
-        return MetricsInReport(
-            source.name, [untestable(suspicion, str(error)) for suspicion in suspicions], problem=str(error)
-        )
+        return MetricsInReport(source.name, [untestable(row, str(error)) for row in suspicions], problem=str(error))
     return MetricsInReport(source.name, verdicts_on(samples, suspicions), samples.dropped)
 
 

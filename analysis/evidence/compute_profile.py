@@ -230,18 +230,18 @@ def _factors(
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
     share = seconds / safe(seconds.sum(axis=0))
-    beside = None
+    over_peers = None
     if other_work_s is not None and dp_ranks > 1:
-        beside = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
-        by_kind = by_kind - core_pace(beside)[: len(by_kind)]
+        over_peers = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
+        by_kind = by_kind - core_pace(over_peers)[: len(by_kind)]
         both = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
     views = [both, *np.log1p(share * np.expm1(by_kind))]
     workers = most_telling(
         [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
     )
-    if beside is not None:
+    if over_peers is not None:
         slow = workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
-        out = stands_out(beside, slow)[: len(by_kind)].any(axis=0)
+        out = stands_out(over_peers, slow)[: len(by_kind)].any(axis=0)
         workers = structs.replace(workers, nats=np.where(out.ravel(), workers.nats, 0.0))
     if square:
         unsure = float(workers.noise.variance.mean())
@@ -282,7 +282,7 @@ def _factors(
         op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
-        core_pace=None if beside is None else np.exp(core_pace(beside)[len(by_kind) :]),
+        core_pace=None if over_peers is None else np.exp(core_pace(over_peers)[len(by_kind) :]),
     )
 
 
@@ -343,10 +343,10 @@ def _beside_peers(values: Floats) -> Floats:
         return np.zeros_like(logs)
     if values.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
-    beside, cut = _beside_usual(logs)
-    far = np.abs(beside) > cut
-    mean, cut_of_mean = _beside_usual(nan_mean(beside, (beside.ndim - 2,)))
-    slow = mean > max(cut_of_mean, cut / np.sqrt(beside.shape[-2]))
+    distance, cut = _beside_usual(logs)
+    far = np.abs(distance) > cut
+    mean, cut_of_mean = _beside_usual(nan_mean(distance, (distance.ndim - 2,)))
+    slow = mean > max(cut_of_mean, cut / np.sqrt(distance.shape[-2]))
     far |= (slow & (slow.sum(axis=-1, keepdims=True) > 1))[..., None, :]
     quiet = np.where(far, np.nan, logs)
     return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
@@ -354,26 +354,26 @@ def _beside_peers(values: Floats) -> Floats:
 
 def _beside_usual(logs: Floats) -> tuple[Floats, float]:
     """Distance of values from the lower median of the last axis, and the least distance that stands out."""
-    beside = logs - lower_median(logs, axis=-1)[..., None]
-    low = beside[beside < 0]
+    distance = logs - lower_median(logs, axis=-1)[..., None]
+    low = distance[distance < 0]
     sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
-    return beside, max(COMPUTES.spreads * sigma, COMPUTES.factor / 2)
+    return distance, max(COMPUTES.spreads * sigma, COMPUTES.factor / 2)
 
 
-def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
+def _slow_levels(over_peers: Floats, episodes: Episodes) -> Floats:
     """Log of each member's slowdown in each step, 0 if that is not significant.
 
-    `beside`: [..., steps, dp_ranks] as measured. Takes the mean over the steps in which a member is slow, plus the part
-    of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
+    `over_peers`: as measured, [..., steps, dp_ranks]. Takes the mean over the steps in which a member is slow, plus the
+    part of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
     """
-    steps, dp_ranks = beside.shape[-2:]
+    steps, dp_ranks = over_peers.shape[-2:]
     hit = episodes.slow & episodes.significant(COMPUTES.factor)[:, None]
     by_stage = hit.reshape(-1, dp_ranks, steps).transpose(0, 2, 1)
-    hit_steps = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
-    values = np.where(hit_steps & np.isfinite(beside), beside, 0.0)
-    count = np.maximum((hit_steps & np.isfinite(beside)).sum(axis=-2, keepdims=True), 1)
+    hit_steps = np.broadcast_to(by_stage if over_peers.ndim > 2 else by_stage[0], over_peers.shape)
+    values = np.where(hit_steps & np.isfinite(over_peers), over_peers, 0.0)
+    count = np.maximum((hit_steps & np.isfinite(over_peers)).sum(axis=-2, keepdims=True), 1)
     level = values.sum(axis=-2, keepdims=True) / count
-    deviation = np.where(hit_steps & np.isfinite(beside), beside - level, 0.0)
+    deviation = np.where(hit_steps & np.isfinite(over_peers), over_peers - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
     beyond_noise = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
     return np.where(hit_steps, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
@@ -460,11 +460,11 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     cheap, dear = finite & (work <= low), finite & (work >= high)
     if high - low < COMPUTES.workload_spread:
         return np.ones(shape[:3])
-    apart = float(work[dear].mean() - work[cheap].mean())
+    difference = float(work[dear].mean() - work[cheap].mean())
     # A pause is not work.
     cells = np.where(np.abs(cells / safe(work) - 1) < COMPUTES.deviation, cells, np.nan)
     bottom, top = nan_mean(cells[..., cheap], (3,)), nan_mean(cells[..., dear], (3,))
-    slope = (top - bottom) / apart
+    slope = (top - bottom) / difference
     elastic = slope / safe(bottom + slope * (1 - float(work[cheap].mean())))
     ordered = np.sort(elastic, axis=1)
     elastic = elastic / safe(ordered[:, elastic.shape[1] // 2].mean(axis=-1))[:, None, None]
@@ -483,9 +483,9 @@ def position_factor(relative: Floats) -> Floats:
         return factor
     few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
     # Of two middle ones the faster: what slows down half of a rank's microbatches must not make the others look fast.
-    beside = few / safe(lower_median(few, (2, 3)))[:, :, None, None]
+    over_usual = few / safe(lower_median(few, (2, 3)))[:, :, None, None]
     # Of two ranks, take the faster: what only one of them does is not due to the place.
-    of_step = lower_median(np.moveaxis(beside, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
+    of_step = lower_median(np.moveaxis(over_usual, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
     episodes = episodes_of(logs.reshape(-1, steps), places)

@@ -261,7 +261,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     backward_share = float(by_kind[1:].sum() / max(by_kind.sum(), 1e-12))
     pauses = Pauses(seconds, stopped, np.zeros(0), usual_s, _own_length(beyond, base), backward_share)
     if pauses.own_length and not pauses.spare_backwards:
-        stopped = stopped | _where_nearly_all_are(seconds)
+        stopped = stopped | _most_paused_worker(seconds)
     computes = stopped_cells(stopped, grid.shape)
     seconds[:, computes] = 0.0
     beyond = np.fmax((grid - usual_s)[:, computes], 0.0)
@@ -286,7 +286,7 @@ def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
     return np.asarray(np.broadcast_to(stopped[:, None, None, None, :], shape[1:]))
 
 
-def _where_nearly_all_are(seconds: Floats) -> Bools:
+def _most_paused_worker(seconds: Floats) -> Bools:
     """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
     return np.asarray(
@@ -342,8 +342,8 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
         return none, usual_s
-    beside = grid / safe(usual_s)
-    within = beside / safe(lower_median(beside, (0, 2, 3)))[None, :, None, None]
+    over_usual = grid / safe(usual_s)
+    within = over_usual / safe(lower_median(over_usual, (0, 2, 3)))[None, :, None, None]
     of_worker = _by_worker(within)
     range_ = lower_quantile(of_worker, -1, 0.9) - lower_quantile(of_worker, -1, 0.1)
     usual = np.fmax(
@@ -357,7 +357,7 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
-    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
+    each_time = (nats[FORWARD] >= needed) & (_between(over_usual, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
     stopped = (both | each_time) & fast[FORWARD]
     return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
 

@@ -167,10 +167,10 @@ def _several(ends: Sequence[Ints]) -> bool:
     return len(set(zip(*(end.tolist() for end in ends), strict=True))) > 1
 
 
-def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> Floats:
+def _levels(traffic: Traffic, seconds: Floats, excluded: Bools, by_slot: Bools) -> Floats:
     """Duration of most transfers over that in calm steps, [slots, steps]; 1 in calm steps.
 
-    `seconds`: [slots, ops, steps, dp_ranks or 1]; those `apart` do not count. `by_slot`: slots that may be congested
+    `seconds`: [slots, ops, steps, dp_ranks or 1]; those `excluded` do not count. `by_slot`: slots that may be congested
     alone, [slots].
     """
     if not seconds.size:
@@ -179,13 +179,12 @@ def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> 
         over = seconds / median(seconds, (2,))[:, :, None]
     # All that waits for a slow link or card takes longer in the same steps; if it always does, that is usual.
     held_up = [card.steps for card in traffic.cards] + [traffic.slow_links.any(axis=(0, 2))]
-    apart = apart | np.logical_or.reduce([steps & ~steps.all() for steps in held_up])[:, None]
-    over = np.where(apart, np.nan, over) if apart.any() else over
+    excluded = excluded | np.logical_or.reduce([steps & ~steps.all() for steps in held_up])[:, None]
+    over = np.where(excluded, np.nan, over) if excluded.any() else over
     whole = _level(lower_median(over, (0, 1, 3)))
     alone = lower_median(over, (1, 3))
-    return np.array(
-        [np.maximum(whole, _level(of_slot)) if by else whole for of_slot, by in zip(alone, by_slot, strict=True)]
-    )
+    slots = zip(alone, by_slot, strict=True)
+    return np.array([np.maximum(whole, _level(times)) if by_itself else whole for times, by_itself in slots])
 
 
 def _level(series: Floats) -> Floats:

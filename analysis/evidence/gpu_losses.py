@@ -77,7 +77,7 @@ def named_s(job: GraphSubject) -> float:
 
 @evidence(GraphSubject)
 def parts_of_s(job: GraphSubject) -> Parts:
-    """What S consists of: the rank that stands out, noise, and the rest. A rank alone is nobody's straggler."""
+    """The parts of S, seconds: the rank that stands out, noise, and the rest. A single rank cannot straggle."""
     explained_s = named_s(job) if job.shows(Fact.RANKS) else job.noise.lost_s
     return structs.replace(job.noise, explained_s=explained_s)
 
@@ -99,13 +99,13 @@ def losses_s(job: GraphSubject) -> Mapping[LossKind, float]:
 
 @evidence(RecordingSubject)
 def gpu_alone(job: RecordingSubject) -> GpuTimes | None:
-    """What the GPU of a rank did that is compared with nobody; None if there are several."""
+    """What the GPU of the only rank did; None if there are several ranks."""
     return None if job.shows(Fact.RANKS) else job.gpu
 
 
 @evidence(RecordingSubject)
 def _idle_by_loss(job: RecordingSubject) -> dict[LossKind, float] | None:
-    """The time in which the GPU of a rank alone does nothing, before its first op too, by the kind of loss; seconds."""
+    """Time in which the GPU of a single rank does nothing, also before its first op, by kind of loss; seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return None
@@ -134,8 +134,8 @@ def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: flo
 
 @evidence(GraphSubject)
 def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
-    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's; of a
-    rank, what its peers' pace saves then; of what is not seen, without what lies before the step.
+    """What each kind of loss costs of `in_production_s`, seconds: host time without the profiler's, a straggler by what
+    the pace of its peers would save, idle time without what lies before the step.
     """
     lost_s = dict(losses_s(job))
     culprit = culprit_of(job)
@@ -159,7 +159,7 @@ def discrepancy(job: GraphSubject) -> float:
 
 @evidence(RecordingSubject, otherwise=0.0)
 def unseen_s(job: RecordingSubject) -> float:
-    """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
+    """How much of the time of a single rank goes to work that the recording does not show, by a finding, seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return 0.0
@@ -170,7 +170,7 @@ def unseen_s(job: RecordingSubject) -> float:
 
 @evidence(RecordingSubject)
 def _backlog_s(job: RecordingSubject) -> float:
-    """How long streams still did what had been launched before the recording, and is not in it, seconds."""
+    """How long streams still ran work that was launched before the recording and is not in it, seconds."""
     first = job.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
     before = first.to_series().fill_null(value=False).to_numpy() & (host_time(job).launched_by < 0)
     return float(job.replay.delay_of_ops[before].max(initial=0.0))
@@ -178,7 +178,7 @@ def _backlog_s(job: RecordingSubject) -> float:
 
 @evidence(RecordingSubject, otherwise=0.0)
 def unseen_head_s(job: RecordingSubject) -> float:
-    """How long the GPU of a rank alone did something from before the recording, seconds.
+    """How long the GPU of a single rank ran work from before the recording, seconds.
 
     That is from when the call returned that launched its first op, or from the beginning of a recording without
     that call, to when the op began.
@@ -270,10 +270,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     def mask(self, *reasons: IdleReason, where: Callable[[HostActivity], bool] | None = None) -> Bools:
         """Return which parts are of these reasons, and of what `where` accepts, [parts]; none of the profiler."""
         wanted = np.array(
-            [
-                of_job(activity) and activity.reason in reasons and (where is None or where(activity))
-                for activity in self.activities
-            ],
+            [of_job(row) and row.reason in reasons and (where is None or where(row)) for row in self.activities],
             np.bool_,
         )
         return wanted[self.activity] if len(wanted) else np.zeros(0, np.bool_)
@@ -289,9 +286,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
         `among`: only of these parts, [parts].
         """
-        keys = [
-            key(activity) if activity.reason in reasons and of_job(activity) else "" for activity in self.activities
-        ]
+        keys = [key(row) if row.reason in reasons and of_job(row) else "" for row in self.activities]
         distinct = sorted(set(keys) - {""})
         numbers = {distinct_key: number for number, distinct_key in enumerate(distinct)}
         number = np.array([numbers.get(activity_key, -1) for activity_key in keys], np.int64)
@@ -530,11 +525,8 @@ def unnamed_saves(job: RecordingSubject) -> Bools:
     begin_s, lane = graph.start[work.op], work.lane[work.op]
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
         following = high + 1
-        if (
-            high - low + 1 < HOST_TIME.copies
-            or moved[low : high + 1].sum() < HOST_TIME.bytes
-            or following >= len(caller)
-        ):
+        count, size = high - low + 1, moved[low : high + 1].sum()
+        if count < HOST_TIME.copies or size < HOST_TIME.bytes or following >= len(caller):
             continue
         if (work.lane[caller[low : following + 1]] == work.lane[caller[low]]).all():
             since_s, until_s = graph.start[caller[low]], graph.start[caller[following]]

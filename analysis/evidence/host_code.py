@@ -156,7 +156,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         taken_s = np.where(slow, self.taken_s, 0.0).sum(axis=2) / np.maximum(slow.sum(axis=1), 1)
         return np.asarray(np.minimum(self.beyond_s(slow) / safe(taken_s), 1.0))
 
-    def none_but_beyond(self, slow: Bools) -> Intervention:
+    def only_excess(self, slow: Bools) -> Intervention:
         """The job without host code, except for these workers' excess over their peers. The loss is work, and stays."""
         return self._scaled(np.where(slow, self._share_beyond(slow)[:, :, None], 0.0), _HOST_OPS - {OpKind.LOSS})
 
@@ -273,8 +273,8 @@ def data_waits_of(job: PipelineSubject) -> DataWaits:
 
 
 def late_ranks(late_s: Floats) -> Bools:
-    """The DP ranks on which data is late: the fewest with nearly all of it; all, if these could have it by chance,
-    [dp_ranks]. `late_s`: seconds, [steps, dp_ranks].
+    """The DP ranks on which data is late, [dp_ranks]: the fewest with nearly all of it; all, if chance explains which
+    have it. `late_s`: seconds, [steps, dp_ranks].
     """
     beyond_s = late_s - late_s.min(axis=1, keepdims=True)
     most_s = beyond_s.max(axis=1)

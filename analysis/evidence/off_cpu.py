@@ -116,31 +116,31 @@ def on_shared_cores(trace: Trace) -> bool:
     return QUEUED in trace.ops.columns and len(set(trace.hosts.values())) == 1
 
 
-def core_pace(beside: Floats) -> Floats:
+def core_pace(over_peers: Floats) -> Floats:
     """How slow the core of each worker is while it does each kind of work, logarithms, same shape.
 
-    `beside`: work of each kind beside that of peers, logarithms, [kinds, stages, steps, dp_ranks]; nan where it was not
+    `over_peers`: work of each kind over that of peers, logarithms, [kinds, stages, steps, dp_ranks]; nan if it was not
     recorded. A slow core slows down everything. The median of the other kinds leaves out one that is slow for a reason
     of its own. A core that is fast on average does not make its worker's share look slow: peers may have been delayed
     in the other kinds.
     """
-    others = [np.delete(beside, kind, axis=0) for kind in range(len(beside))]
+    others = [np.delete(over_peers, kind, axis=0) for kind in range(len(over_peers))]
     pace = np.stack([np.nan_to_num(median(series, (0,))) for series in others])
     return np.asarray(pace - np.minimum(pace.mean(axis=2, keepdims=True), 0.0))
 
 
-def stands_out(beside: Floats, slow: Bools) -> Bools:
+def stands_out(over_peers: Floats, slow: Bools) -> Bools:
     """Workers in whose work each kind is slower than the others by more than these differ, [kinds, stages, dp_ranks].
 
-    `beside`: as in `core_pace`. `slow`: the steps in question, [stages, steps, dp_ranks].
+    `over_peers`: as in `core_pace`. `slow`: the steps in question, [stages, steps, dp_ranks].
     """
-    level = nan_mean(np.where(slow, beside, np.nan), (2,))
+    level = nan_mean(np.where(slow, over_peers, np.nan), (2,))
     out = np.zeros(level.shape, np.bool_)
     for kind in range(len(level)):
         others = np.delete(level, kind, axis=0)
         middle = median(others, (0,))
-        apart = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
-        out[kind] = level[kind] - middle >= WAITS.kind_spreads * apart
+        scatter = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
+        out[kind] = level[kind] - middle >= WAITS.kind_spreads * scatter
     return out
 
 
@@ -366,12 +366,8 @@ def _numbers(trace: Trace, workers: tuple[Worker, ...], ranks: int) -> tuple[tup
     by_rank = stated if isinstance(stated, dict) else {}
     numbers = (by_rank.get(str(stands.get(worker))) for worker in workers)
     return tuple(
-        tuple(ranks_inside)
-        if isinstance(ranks_inside, list)
-        and len(ranks_inside) == ranks
-        and all(type(rank) is int for rank in ranks_inside)
-        else None
-        for ranks_inside in numbers
+        tuple(row) if isinstance(row, list) and len(row) == ranks and all(type(rank) is int for rank in row) else None
+        for row in numbers
     )
 
 
@@ -405,8 +401,8 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
 
 
 def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, Floats]:
-    """Seconds that members are stopped in each step, 0 for those that others equal at times; and by which stops prolong
-    their computes, [groups, peers, steps] each.
+    """How long members are stopped in each step, 0 for those that others equal at times; and by how much that prolongs
+    their computes; seconds, [groups, peers, steps] each.
 
     `off_s`: time off the CPU, [groups, peers, steps]; `by_kind_s`: duration of computes, [kinds, groups, peers, steps];
     `step_s`: duration of a step. Seconds.

@@ -215,9 +215,9 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     variance = np.maximum(np.maximum(usual, own), SIGNIFICANCE.sigma**2)
     spread = 0.0
     if members >= SIGNIFICANCE.fewest_members and quiet.any():
-        apart = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
-        apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
-        spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
+        level_spread = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
+        level_spread = min(level_spread, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
+        spread = math.sqrt(max(level_spread**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * SIGNIFICANCE.stretches:
         # Neighbours on a host or a link come and go over many steps; the memory of single steps does not predict that.
@@ -480,9 +480,9 @@ def _take_turns(values: Floats) -> Bools:
     above, steps = values > 0, values.shape[1]
     slower, faster = (median(np.where(side, values, np.nan), (1,)) for side in (above, ~above))
     beyond = values - np.where(above, slower[:, None], faster[:, None])
-    apart = np.minimum(slower, -faster)
+    margin = np.minimum(slower, -faster)
     sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
-    clear = apart > np.maximum(SIGNIFICANCE.spreads / 2 * sigma, SIGNIFICANCE.outstanding)
+    clear = margin > np.maximum(SIGNIFICANCE.spreads / 2 * sigma, SIGNIFICANCE.outstanding)
     within = np.maximum((beyond**2).mean(axis=1), NOTHING)
     nats = steps / 2 * np.log(np.maximum(SIGNIFICANCE.split * values.var(axis=1) / within, NOTHING))
     fewest = np.minimum(above.sum(axis=1), (~above).sum(axis=1)) >= SIGNIFICANCE.fewest_turns

@@ -264,12 +264,12 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         for slot, dp_index in np.argwhere(slow):
             links = np.zeros(self.link_s.shape, np.bool_)
             links[slot, dp_index] = True
-            beside = self.beside(links)
-            steps = np.asarray(unexplained.transpose(1, 0, 2)[:, beside].any(axis=1))
+            sharing_cards = self.beside(links)
+            steps = np.asarray(unexplained.transpose(1, 0, 2)[:, sharing_cards].any(axis=1))
             fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], TRAFFIC.fastest_share)
             slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
-            beside[slot, dp_index] = False
-            slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), beside & slow, steps)
+            sharing_cards[slot, dp_index] = False
+            slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), sharing_cards & slow, steps)
         return slow_links
 
     def _shared(self, slow: Bools) -> Bools:
@@ -348,7 +348,7 @@ def traffic_of(job: PipelineSubject) -> Traffic:
 
 
 def fewest_of(steps: int) -> int:
-    """The number of steps, of so many, that are no accident."""
+    """How many of these steps rule out an accident."""
     return max(TRAFFIC.fewest_steps, round(TRAFFIC.step_share * steps))
 
 

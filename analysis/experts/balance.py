@@ -228,8 +228,8 @@ class FittedLine(Struct, frozen=True):
         order, half = np.argsort(tokens, kind="stable"), len(tokens) // 2
         difference = tokens[order[len(order) - half :]] - tokens[order[:half]]
         longer = seconds[order[len(order) - half :]] - seconds[order[:half]]
-        apart = difference > _HARDLY * float(tokens.mean())
-        slope = float(np.median(longer[apart] / difference[apart])) if apart.any() else 0.0
+        differs = difference > _HARDLY * float(tokens.mean())
+        slope = float(np.median(longer[differs] / difference[differs])) if differs.any() else 0.0
         line = cls._of(tokens, seconds)
         for _ in range(_PASSES):
             residual = seconds - slope * tokens

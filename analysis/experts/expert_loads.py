@@ -139,9 +139,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     def _ratio(self) -> Floats:
         """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
         group = self._columns[0][1]
-        return np.asarray(
-            np.mean([_over_mean(self.by_rank[..., group == member]) for member in np.unique(group)], axis=0)
-        )
+        by_group = [_over_mean(self.by_rank[..., group == number]) for number in np.unique(group)]
+        return np.asarray(np.mean(by_group, axis=0))
 
     @cached_property
     def by_expert(self) -> Floats | None:

@@ -13,14 +13,7 @@ import polars as pl
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.gpu.times import both, grid_blocks, length, union
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.questions import (
-    Overlap,
-    OverlapOfCollective,
-    OverlapOfRank,
-    PhaseOps,
-    PhasePair,
-    WaitBasis,
-)
+from tracekit.report.questions import Overlap, OverlapOfCollective, OverlapOfRank, PhaseOps, PhasePair, WaitBasis
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import GpuRecording
 

@@ -269,8 +269,9 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
 
 
 def typical(steps_s: Sequence[Floats]) -> Estimate:
-    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less];
-    the first alone has only the second interval.
+    """The median step. Its interval covers the cost of recording and the small number of steps. `steps_s`: steps at the
+    likely cost of recording, and at the highest and the lowest; with one entry, the interval covers only the number of
+    steps.
 
     The second is 90 % of a normal distribution as wide as the steps, by their median absolute deviation.
     """

@@ -331,7 +331,7 @@ def is_behind(behind: Floats, index: int) -> bool:
 
 
 def stands_out_once(took: Floats, index: int) -> bool:
-    """Whether rank `index` did something that happens once later than all others did, seconds, [ranks]."""
+    """Whether rank `index` did something later than all others, beyond chance. `took`: seconds, [ranks]."""
     return len(took) * _from_all_others(took[:, None], index) <= LARGEST_CHANCE
 
 

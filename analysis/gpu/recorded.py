@@ -229,8 +229,8 @@ def _lost(recording: GpuRecording, cut: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """`late_s`: how much later than all others it comes, in the collective of each step in which that is most, seconds
-    over all steps.
+    """`late_s`: how much later than all others a rank comes, at the collective of each step in which that is most,
+    seconds, summed over the steps.
     """
 
     rank: int

@@ -223,10 +223,7 @@ class UnfusedAttention(Struct, frozen=True, eq=False):
         total_s = np.bincount(self.group[self.kernels], taken_s[self.kernels], groups)
         share = np.append(np.clip(1 - self.fused_s / reachable / np.maximum(total_s, 1e-12), 0.0, 1.0), 0.0)[self.group]
         timed = np.isfinite(share)
-        return (
-            taken_s * np.where(timed, share, self.inner),
-            taken_s * np.where(timed, share, self.kernels),
-        )
+        return (taken_s * np.where(timed, share, self.inner), taken_s * np.where(timed, share, self.kernels))
 
 
 def find_unfused_attention(kernels: pl.DataFrame, lane: Ints, card: Card | None) -> UnfusedAttention:

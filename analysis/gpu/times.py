@@ -254,7 +254,7 @@ def idle_of(
     arrived = np.maximum(done, begun)
     ends, none = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
     call = called["name"].cast(pl.String).fill_null("")
-    host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread, a, begun)
+    host_reasons, gaps_of = threads.activities_in(np.flatnonzero(late), thread, a, begun)
     parts = [
         (IdleReason.UNKNOWN, none, np.where(unknown, b - a, 0.0)),
         (IdleReason.QUEUED, ends, np.where(queued, b - a, 0.0)),
@@ -269,7 +269,8 @@ def idle_of(
     launched = gpu["launch"][first]
     if launched is not None and calls["start"][launched] > begin:
         where = np.array([begin]), np.array([min(calls["start"][launched], start[first])])
-        before, _ = threads.did(np.zeros(1, np.int64), np.array([calls["thread"][launched]]), *where, alone=True)
+        thread_of_launch = np.array([calls["thread"][launched]])
+        before, _ = threads.activities_in(np.zeros(1, np.int64), thread_of_launch, *where, alone=True)
     return IdleOfRank(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
@@ -317,7 +318,7 @@ class _HostThreads:
             rows = slice(first, last)
             self.of[int(thread[first])] = _gapless(start[rows], end[rows], what[rows])
 
-    def did(
+    def activities_in(
         self, gap: Ints, thread: Ints, begin: Floats, end: Floats, *, alone: bool = False
     ) -> tuple[pl.DataFrame, dict[str, int]]:
         """What the threads did from `begin` to `end` of these gaps, in all; and the number of gaps of each reason.
@@ -333,7 +334,7 @@ class _HostThreads:
         number, start, seconds, what = every[:, every[2] > ROUNDING_S]
         whats = what.astype(np.int64)
         if not alone:
-            self._others(start + seconds / 2, whats)
+            self._fill_from_other_threads(start + seconds / 2, whats)
         named = self.whats.select("reason", "name", "where")
         named = pl.concat([named, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], named.schema, orient="row")])
         whats = np.where(whats < 0, named.height - 1, whats)
@@ -354,7 +355,7 @@ class _HostThreads:
         start = np.maximum(starts[piece], begin[gap][number])
         return gap[number], start, np.minimum(ends[piece], end[gap][number]) - start, what[piece]
 
-    def _others(self, times: Floats, what: Ints) -> None:
+    def _fill_from_other_threads(self, times: Floats, what: Ints) -> None:
         """Replace "nothing" by what another thread does then, if that is inside an operator or a call."""
         for _, ends, theirs in self.of.values():
             free = np.flatnonzero(what == -1)

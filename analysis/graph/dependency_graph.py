@@ -164,7 +164,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def _of_lanes(cls, trace: Trace, lanes: Lanes, whole: Whole, *, infer: bool) -> DependencyGraph:
-        job = whole.agreed(lambda: lanes_here(lanes), merged_lanes)
+        job = whole.combined(lambda: lanes_here(lanes), merged_lanes)
         if infer:
             structures, rule = _posted(lanes, job, whole)
             try:
@@ -326,7 +326,7 @@ def _posted(lanes: Lanes, job: JobLanes, whole: Whole) -> tuple[dict[StructureKe
     """The structures of the job with receives posted and parameters gathered as recorded, and the rule by which
     receives are posted.
     """
-    recorded = whole.agreed(lambda: job.samples_in(lanes), merged_samples)
+    recorded = whole.combined(lambda: job.samples_in(lanes), merged_samples)
     by_host = {key: by_host for key, lanes in recorded.items() if (by_host := with_host_order(lanes)) is not None}
     if len(by_host) == len(recorded):
         rule, structures = RECORDED, by_host

@@ -142,7 +142,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     bounds = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
     placed = {} if optional_kinds(bounds[1] - bounds[0]) else _alike(ops, counts, lanes)
-    fewest, most, structures = whole.agreed(lambda: (*bounds, set(placed)), _joined)
+    fewest, most, structures = whole.combined(lambda: (*bounds, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _LaneOps(with_inferred_transfers(trace, virtual, whole), inferred=True)
@@ -166,13 +166,9 @@ def _joined(parts: Sequence[tuple[Int32s, Int32s, set[StructureHash]]]) -> tuple
 
 
 def _united(
-    ops: _LaneOps,
-    counts: Int32s,
-    lanes: Ints,
-    tried: Iterable[tuple[OpKind, ...]],
-    whole: Whole,
+    ops: _LaneOps, counts: Int32s, lanes: Ints, tried: Iterable[tuple[OpKind, ...]], whole: Whole
 ) -> dict[StructureHash, PlacedLanes]:
-    """The lanes by structure, disregarding ops that only some lanes have, unless lanes have too little in common.
+    """The lanes by structure, regardless of ops that only some lanes have, unless lanes have too little in common.
 
     `tried`: the kinds of such ops, and those to disregard instead if lanes differ in more than these.
     """
@@ -185,7 +181,7 @@ def _united(
         occasional = {key: ops.occasional(kinds, part) for key, part in parts.items()}
         cells = {key: Cells.of(part, occasional[key]) for key, part in parts.items()}
         sizes = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
-        names, fit = whole.agreed(partial(dict, sizes), merged_names)
+        names, fit = whole.combined(partial(dict, sizes), merged_names)
         if len(names) == 1:
             break
     if not fit:

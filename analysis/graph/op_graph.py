@@ -94,12 +94,7 @@ class OpGraph:
 
     @classmethod
     def from_frames(
-        cls,
-        ops: pl.DataFrame,
-        edges: pl.DataFrame,
-        *,
-        axes: Sequence[str] = (),
-        groups: Sequence[ProcessGroup] = (),
+        cls, ops: pl.DataFrame, edges: pl.DataFrame, *, axes: Sequence[str] = (), groups: Sequence[ProcessGroup] = ()
     ) -> OpGraph:
         """Validate two frames and build the graph.
 

@@ -216,8 +216,8 @@ def _parts(labels: Ints, microbatch: Ints) -> int:
     parts = int((labels[:, 0] == labels[0, 0]).sum())
     if parts == 1 or len(labels) % parts:
         return 1
-    apart = labels.reshape(-1, parts, labels.shape[1])
-    one_label = (apart == apart[:, :1]).all() and (np.diff(apart[:, 0], axis=0) > 0).all()
+    by_part = labels.reshape(-1, parts, labels.shape[1])
+    one_label = (by_part == by_part[:, :1]).all() and (np.diff(by_part[:, 0], axis=0) > 0).all()
     return parts if one_label else 1
 
 

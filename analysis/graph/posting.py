@@ -87,9 +87,7 @@ class RecordedLanes(Struct, frozen=True, eq=False):
             columns["present"] = [
                 np.broadcast_to(np.True_ if part.present is None else part.present, part.start.shape) for part in parts
             ]
-        recorded = {
-            name: np.concatenate(of_parts, axis=1) for name, of_parts in columns.items() if of_parts[0] is not None
-        }
+        recorded = {name: np.concatenate(rows, axis=1) for name, rows in columns.items() if rows[0] is not None}
         return cls(parts[0].structure, **recorded)
 
     def is_behind(self, first: int, second: int) -> bool:
@@ -322,8 +320,8 @@ class _PostingStage:
         order = np.argsort(behind, kind="stable")
         transfers, behind = transfers[order], behind[order]
         start, end = self.start[transfers], self.end[transfers]
-        apart = start[1:] > (start[:-1] + end[:-1]) / 2
-        begins = np.r_[True, (np.diff(behind) > 0) | (apart.mean(axis=1) > 0.5)]
+        separate = start[1:] > (start[:-1] + end[:-1]) / 2
+        begins = np.r_[True, (np.diff(behind) > 0) | (separate.mean(axis=1) > 0.5)]
         return tuple(zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True))
 
 

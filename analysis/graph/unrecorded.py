@@ -140,7 +140,7 @@ def with_inferred_transfers(trace: Trace, virtual: Ints, whole: Whole = UNDIVIDE
     recorded = computes.select(list(SCHEMA))
     others = trace.ops.join(recorded, on=[*_STAGE, "kind", "seq"], how="anti")
     received = pl.concat([_received(computes, direction, short(trace.name)) for direction in (FORWARD, BACKWARD)])
-    usual = whole.agreed(lambda: _waits(received), _usual_waits)
+    usual = whole.combined(lambda: _waits(received), _usual_waits)
     types = {name: received.schema[name] for name in _LINK} | {"usual": pl.Float64}
     waits = pl.DataFrame([(*link, wait) for link, wait in usual.items()], types, orient="row")
     at_most = pl.min_horizontal("took", pl.col("usual").fill_null(0.0))

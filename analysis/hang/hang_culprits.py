@@ -39,9 +39,8 @@ def find_hang(record: FlightRecord) -> HangReport:
     mismatches = find_mismatches(record, rendezvous, case.hidden)
     explained = {int(case.stall[graph.world_size + mismatch.id]) for mismatch in mismatches}
     doubtful = set(rendezvous.doubtful)
-    culprits = [
-        _mismatched(case, mismatch, rank) for mismatch in mismatches for rank in mismatch.ranks if rank not in doubtful
-    ]
+    differing = [(row, rank) for row in mismatches for rank in row.ranks if rank not in doubtful]
+    culprits = [_mismatched(case, mismatch, rank) for mismatch, rank in differing]
     named = {culprit.rank for culprit in culprits}
     ranks = [rank for rank in _proven(case, sinks) if rank in graph.broken or int(case.stall[rank]) not in explained]
     culprits += [_stuck(case, rank) for rank in ranks if rank not in named]
@@ -406,9 +405,7 @@ def report_of(case: Case, culprits: list[HangCulprit], undecided: list[Undecided
     begin, end = case.graph.edges
     backwards = adjacency(end, begin, case.graph.nodes)
     behind = {culprit.rank: _held_up(case, culprit, backwards) for culprit in culprits}
-    numbered = [
-        replace(culprit, stall=numbers[culprit.stall], waiting=len(behind[culprit.rank])) for culprit in culprits
-    ]
+    numbered = [replace(row, stall=numbers[row.stall], waiting=len(behind[row.rank])) for row in culprits]
     numbered.sort(key=lambda culprit: (culprit.stall, culprit.rank))
     waiting = _waiting(case, {culprit.rank for culprit in culprits})
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}

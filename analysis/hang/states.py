@@ -152,8 +152,7 @@ def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
         "group",
         pl.when(certain).then(pl.max_horizontal("seen", "issued")).alias("issued"),
         pl.max_horizontal(
-            pl.coalesce(pl.when(certain).then(pl.col("first_open") - 1), "last_done"),
-            pl.col("finished"),
+            pl.coalesce(pl.when(certain).then(pl.col("first_open") - 1), "last_done"), pl.col("finished")
         ).alias("finished"),
     )
 

@@ -139,9 +139,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     more_ranks, more_operations, rings_left = _ends(graph, edges)
     return Sinks(
         tuple(sorted({*ranks, *(rank for rank in more_ranks if inside[rank])})),
-        tuple(
-            sorted({*operations, *(operation for operation in more_operations if inside[operation + graph.world_size])})
-        ),
+        tuple(sorted({*operations, *(number for number in more_operations if inside[number + graph.world_size])})),
         unreceived,
         tuple(ring for ring in rings_left if inside[list(ring)].all()),
         doubtful,

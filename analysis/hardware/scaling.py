@@ -139,9 +139,9 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
         return _OF_PEAKS if self.longer.any() else 0.0
 
 
-def _weights(apart: Floats) -> Floats:
+def _weights(distance: Floats) -> Floats:
     """The weights of kernels that are so far apart, powers of two, [..., sizes]."""
-    return np.asarray(1 / ((apart**2).sum(axis=-1) + _NEAR) ** 2)
+    return np.asarray(1 / ((distance**2).sum(axis=-1) + _NEAR) ** 2)
 
 
 class Scaling(Struct, frozen=True, eq=False, dict=True):
@@ -212,7 +212,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
         return Scaled("roofline", times * now / then, self._error_of_peaks, group=("peaks",))
 
     def _types(self, work: Work) -> tuple[str | None, str | None]:
-        """The types in which a product computes, now and then."""
+        """The types in which a product computes on the GPU of the trace and on the other one."""
         if self.precision is None:
             return work.dtype, work.dtype
         return work.dtype, "fp32" if self.precision == "tf32" and not work.switched else self.precision

@@ -82,7 +82,7 @@ class OfGraph(Job):
     def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
         if asked.layers is not None:
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
-        self.refuse_of_pipelines(asked)
+        self.refuse_pipeline_options(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
         replay, evidence, analysed = self.replay, self.evidence, ANALYSED[type(self.evidence)]

@@ -167,7 +167,8 @@ def _hosts(trace: Trace) -> dict[str, _OfHost]:
 
 
 def _shift(level: Floats) -> tuple[int, float]:
-    """After how many windows a level has risen for good, and the probability that chance does that, at any of them.
+    """After how many windows a level has risen for good, and the probability that it rises like that by chance after
+    any of them.
 
     Student's t-test of the windows since against two or more before, one-sided, with the variance of both; the chance
     of each place is multiplied by their number (Bonferroni).

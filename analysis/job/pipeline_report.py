@@ -226,13 +226,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if not self.asked.wants_bubbles:
             return None, (), (), ()
         from tracekit.analysis.bubbles.bubbles import find_bubbles
-        from tracekit.analysis.bubbles.picture import (
-            bubbles_sentence,
-            bubbles_tables,
-            draw_step,
-            summary,
-            timeline_of,
-        )
+        from tracekit.analysis.bubbles.picture import bubbles_sentence, bubbles_tables, draw_step, summary, timeline_of
 
         bubbles, pictures = find_bubbles(self.job.replay, self.asked.schedules), list[Picture]()
         if bubbles.window_s is not None:

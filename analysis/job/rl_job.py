@@ -118,7 +118,7 @@ class RlJob(Job):
                 raise self._not_for(option)
         if asked.layers is not None:
             raise self._not_for("--layers", "pipeline traces")
-        self.refuse_of_pipelines(asked)
+        self.refuse_pipeline_options(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
             progress("replaying the steps")

@@ -163,8 +163,8 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
             return untestable(suspicion, why)
     for hours in _ZONES:
         moved = TimeSpan(suspicion.window.since + 3600 * hours, suspicion.window.until + 3600 * hours)
-        then = replace(suspicion, window=moved)
-        if samples.hold(moved) and _measured(samples, usual.mechanism, then).confirms(suspicion.excess):
+        moved_suspicion = replace(suspicion, window=moved)
+        if samples.hold(moved) and _measured(samples, usual.mechanism, moved_suspicion).confirms(suspicion.excess):
             when = "later" if hours > 0 else "earlier"
             why = f"metrics show it {abs(hours):g} h {when}: write times as seconds since 1970 UTC"
             return untestable(suspicion, why)

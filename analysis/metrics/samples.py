@@ -379,7 +379,7 @@ FLEET = (
 
 
 def line_for(metric: str) -> str:
-    """What to add where to have a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
+    """What to add to an exporter for a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
     needed = next(need for need in _NEEDED if metric in need.metrics)
     return f"add to {needed.exporter}: {needed.line}"
 

@@ -146,7 +146,7 @@ def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float], who
     workers = graph.layout.pp * len(graph.dp_ranks)
     if workers < 2:
         return Clocks.right(graph)
-    return whole.agreed(lambda: _Observed.of(graph, step_starts), _compared)
+    return whole.combined(lambda: _Observed.of(graph, step_starts), _compared)
 
 
 def _compared(parts: Sequence[_Observed]) -> Clocks:
@@ -303,9 +303,9 @@ class _Measurement:
         for number in np.unique(linked):
             members = np.flatnonzero(linked.ravel() == number)
             candidates = members[np.unique(np.linspace(0, len(members) - 1, MOST_CANDIDATES).astype(np.int64))]
-            apart = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
-            together = (apart <= near).sum(axis=1)
-            best = candidates[together == together.max()]
+            distance = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
+            agreeing = (distance <= near).sum(axis=1)
+            best = candidates[agreeing == agreeing.max()]
             usual = np.median(flat, axis=0)
             # If equally many clocks show one time as another, steps begin closer to zero with the correct one.
             middle = (

@@ -101,7 +101,7 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return self
         chosen = sampled_steps(self.graph.job.steps, self.graph.job.ops)
         positions = np.flatnonzero(np.isin(self.graph.steps, chosen))
-        steps, parts = whole.agreed(lambda: (self.graph.steps[positions], self._parts(positions)[1]), _joined_samples)
+        steps, parts = whole.combined(lambda: (self.graph.steps[positions], self._parts(positions)[1]), _joined_samples)
         return replace(self, sampled=self._of_parts(replace(self.graph, steps=steps), parts))
 
     @cached_property
@@ -285,7 +285,7 @@ def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> D
     """
     if graph.job.first_s >= 0:
         return graph
-    usual_s, rank_begin_s = whole.agreed(lambda: _recorded_begins(graph), _usual_begins)
+    usual_s, rank_begin_s = whole.combined(lambda: _recorded_begins(graph), _usual_begins)
     early = rank_begin_s is not None or any(begin_s.any() for begin_s in usual_s.values())
     blocks = tuple(_begun_early(block, usual_s[block.key]) for block in graph.blocks)
     return replace(graph, blocks=blocks, rank_begin_s=rank_begin_s, begins_early=early)
@@ -453,8 +453,8 @@ def _usual_begins(parts: Sequence[_Begins]) -> tuple[dict[StructureKey, Floats],
         key: np.minimum(np.median(np.concatenate(times, axis=1), axis=1), 0.0) for key, times in by_name(latest).items()
     }
     rank_begin_s = _before_last_s(np.concatenate(begin_s, axis=2))
-    together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))
-    return usual_s, None if together else rank_begin_s
+    begin_together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))
+    return usual_s, None if begin_together else rank_begin_s
 
 
 def _begun_early(block: Block, begin_s: Floats) -> Block:

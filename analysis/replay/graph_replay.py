@@ -142,9 +142,9 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         times = np.zeros(len(self.graph.steps))
         for block in self.graph.blocks:
             latest = np.full(len(block.step), -np.inf)
-            together = max(1, _OPS_AT_ONCE // len(block.step))
-            for first in range(0, len(block.start), together):
-                rows = slice(first, first + together)
+            batch_size = max(1, _OPS_AT_ONCE // len(block.step))
+            for first in range(0, len(block.start), batch_size):
+                rows = slice(first, first + batch_size)
                 np.maximum(latest, (block.start[rows] + block.duration[rows]).max(axis=0), out=latest)
             np.maximum.at(times, block.step, latest)
         return times
@@ -328,17 +328,15 @@ def fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
 def _ends_of_choices(block: LabelledBlock, costs: Costs, choices: int) -> Floats:
     """End of the last op of each lane in the replay of each choice, seconds, [choices, lanes]."""
     lanes = len(block.step)
-    ends, together = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
+    ends, batch_size = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
 
     def run(first: int) -> None:
-        batch = range(min(together, choices - first))
-        first_lane = np.concatenate(
-            [*(block.first_lane[:-1] + position * lanes for position in batch), [len(batch) * lanes]]
-        )
+        batch = range(min(batch_size, choices - first))
+        first_lane = np.concatenate([*(block.first_lane[:-1] + lanes * copy for copy in batch), [len(batch) * lanes]])
         batch_costs = replace(costs, choices=replace(costs.choices, first=first))
         ends[first : first + len(batch)] = replay_lanes(block.template, first_lane, batch_costs, threads=1).reshape(
             -1, lanes
         )
 
-    parallel.each(run, range(0, choices, together), numbers=block.start.size * choices)
+    parallel.each(run, range(0, choices, batch_size), numbers=block.start.size * choices)
     return ends

@@ -91,14 +91,12 @@ def separate_transfers(blocks: Sequence[Block], costs: Sequence[Floats], whole: 
         _Calls(block, cost) for block, cost in zip(blocks, costs, strict=True) if block.structure.call is not None
     )
     calls = {of_block.block.key: of_block for of_block in of_blocks if len(of_block.send)}
-    usual = whole.agreed(lambda: {key: of_block.usual for key, of_block in calls.items()}, _usual_of_links)
+    usual = whole.combined(lambda: {key: of_block.usual for key, of_block in calls.items()}, _usual_of_links)
     hidden = {key: of_link > LONG_FACTOR * lower_median(of_link, 0) for key, of_link in usual.items()}
     if any(mask.any() for mask in hidden.values()):
         # unless such a link is slow itself, and some calls end with its transfers
         assumed = {key: np.where(hidden[key], lower_median(of_link, 0), of_link) for key, of_link in usual.items()}
-        ending = whole.agreed(
-            lambda: {key: of_block.ending(assumed[key]) for key, of_block in calls.items()}, _end_calls
-        )
+        ending = whole.combined(lambda: {key: block.ending(assumed[key]) for key, block in calls.items()}, _end_calls)
         usual = {key: np.where(hidden[key] & ~ending[key], assumed[key], usual[key]) for key in usual}
     for key, of_block in calls.items():
         slow = of_block.unexplained(usual[key])
@@ -153,8 +151,8 @@ def ideal_rows(
         present = {name: total.present for name, total in totals.items() if name[0] not in SCHEDULED}
         return _Contribution(costs_of_kinds, present, sum(block.lanes for block in blocks))
 
-    agreed, usual_totals = whole.agreed(contribution, _usual_costs)
-    usual |= agreed
+    combined, usual_totals = whole.combined(contribution, _usual_costs)
+    usual |= combined
     for kind in by_op:
         for number, part in enumerate(rows_of[kind]):
             _set(blocks, ideal, number, part, usual[kind])

@@ -169,9 +169,9 @@ def _apart(step_s: Floats, asked: Bools) -> Bools:
         return np.zeros(len(step_s), np.bool_)
     split = int(np.argmax(np.diff(ordered))) + 1
     low, high = ordered[:split], ordered[split:]
-    apart = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
+    has_gap = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
     longer: Bools = asked & (step_s > low[-1])
-    return longer if apart and len(high) <= len(low) else np.zeros_like(longer)
+    return longer if has_gap and len(high) <= len(low) else np.zeros_like(longer)
 
 
 def _leading(parts: Mapping[str, Floats], place: int, usual: Bools) -> str:
@@ -183,8 +183,8 @@ def _group(
     numbers: Ints, step_s: Floats, took: Floats, places: list[int], usual: Bools, phase: str, *, cold: bool
 ) -> DifferingSteps:
     usual_s, steps = float(np.median(step_s[usual])), numbers[places].tolist()
-    extra_s, apart = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))
-    returns = len(apart) == 1 and apart[0] > 1 and (len(steps) > 2 or steps[0] == apart[0])
+    extra_s, intervals = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))
+    returns = len(intervals) == 1 and intervals[0] > 1 and (len(steps) > 2 or steps[0] == intervals[0])
     return DifferingSteps(
         steps=steps,
         extra_s=extra_s,
@@ -192,7 +192,7 @@ def _group(
         share=extra_s * len(steps) / float(step_s.sum()),
         phase=phase,
         phase_extra_s=float(took[places].mean() - np.median(took[usual])),
-        every=int(apart[0]) if returns else None,
+        every=int(intervals[0]) if returns else None,
         cold=cold,
     )
 

@@ -205,7 +205,7 @@ class Requests(Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, **columns)
 
     def dealt(self, engines: int, *, longest_first: bool = False) -> Requests:
-        """Dealt to engines in turn, as submitted or with the longest of each step first."""
+        """The requests, dealt to engines in turn: as submitted, or the longest of each step first."""
         order = np.lexsort((-self.tokens if longest_first else self.arrives, self.step))
         first = np.searchsorted(self.step, np.arange(self.step[-1] + 2))
         place = np.arange(len(order)) - first[self.step]
@@ -214,7 +214,7 @@ class Requests(Struct, frozen=True, eq=False):
         return self.replace(engine=engine, turn=turn)
 
     def balanced(self, engines: int) -> Requests:
-        """The longest first to the engine with the fewest tokens; engines run theirs in the order of submission."""
+        """The requests, the longest first, dealt to the engine with the fewest tokens; engines run them as submitted."""
         engine = np.empty_like(self.engine)
         order = np.lexsort((-self.tokens, self.step))
         last = -1

@@ -86,12 +86,7 @@ class _Pace:
         self.seconds = np.full(len(cost), np.nan)
 
     def follow(
-        self,
-        classes: Ints,
-        member: Ints,
-        members: Callable[[Ints], Bools] | None = None,
-        *,
-        stay_ahead: bool = False,
+        self, classes: Ints, member: Ints, members: Callable[[Ints], Bools] | None = None, *, stay_ahead: bool = False
     ) -> None:
         """Fill in the pace of selected ops whose class, [ops], has peers: members, [ops], without a selected op.
 

@@ -309,9 +309,7 @@ def _from_text(path: Path, metrics: Collection[str] | None) -> pl.DataFrame:
                 keys[name] = _key(name)
         series = enumerate(keys.items())
         wanted = {
-            name: number
-            for number, (name, key) in series
-            if key is not None and (metrics is None or key.metric in metrics)
+            name: code for code, (name, key) in series if key is not None and (metrics is None or key.metric in metrics)
         }
         numbered = pl.DataFrame(
             {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}

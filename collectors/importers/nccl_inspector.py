@@ -174,9 +174,7 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
             "other_collectives": _summed(once.join(chosen, on=[*_COLLECTIVE, "rank"], how="anti"), "function", "bytes"),
             "other_communicators": _summed(other, "communicator", "communicator_name", "ranks"),
             "repeated": own.height - once.height,
-            "dropped_by_the_inspector": sum(
-                n for (communicator, _), n in log.dropped.items() if communicator == first["communicator"]
-            ),
+            "dropped_by_the_inspector": sum(n for (id_, _), n in log.dropped.items() if id_ == first["communicator"]),
             "other_lines": dict(log.other),
             "torn_lines": log.torn_lines,
         },

@@ -72,7 +72,7 @@ _COUNTERS_ALONE = (
 
 
 class _WatchedRank(Struct):
-    """What a rank says of a group. `works`: what timed out, by its number."""
+    """What watchdogs report of a rank in a group. `works`: what timed out, by its number."""
 
     enqueued: int | None = None
     completed: int | None = None

@@ -381,12 +381,7 @@ FRAMEWORKS = (
         Format.SLIME,
         re.compile(r"perf/(\w+)_time"),
         "step",
-        {
-            "rollout": "generate",
-            "log_probs": "old-log-prob",
-            "ref_log_probs": "ref-log-prob",
-            "actor_train": "train",
-        },
+        {"rollout": "generate", "log_probs": "old-log-prob", "ref_log_probs": "ref-log-prob", "actor_train": "train"},
         # The step is train_wait + train.
         frozenset(("train",)),
         "'perf/",

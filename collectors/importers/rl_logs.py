@@ -271,7 +271,7 @@ def _phases(framework: Framework, whole: list[dict[str, float]], *, stale: bool)
 
 
 def _waits(framework: Framework, whole: list[dict[str, float]]) -> dict[str, _Floats]:
-    """What timers around others take beyond those: the trainer waits."""
+    """What timers take beyond those inside them: the trainer waits."""
     waits = [
         math.fsum(
             max(timers[name] - math.fsum(timers.get(inner, 0.0) for inner in inside), 0.0)
@@ -320,7 +320,7 @@ def _measures(logged: list[dict[str, float]]) -> dict[str, _Floats]:
 
 
 def _ratio(values: Mapping[str, float], end: str) -> float:
-    """The share whose key ends so: some versions write `fully_async/` before it."""
+    """The share whose key ends so: some versions put `fully_async/` in front."""
     return next((value for key, value in values.items() if key.endswith(end) and 0 <= value <= 1), math.nan)
 
 

@@ -49,12 +49,7 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-@click.command(
-    "collect",
-    cls=SectionedCommand,
-    sections=_SECTIONS,
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command("collect", cls=SectionedCommand, sections=_SECTIONS, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=OUT_STORE, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")

@@ -182,7 +182,7 @@ class HangWatcher:
                 say("tracekit: the job is making progress again")
             self._attempt, self._pulses, self._moved, self._said = attempt, pulses, now, False
             self._patience_until, self._departed = 0.0, False
-        elif not self._said and self._somebody_left(attempt):
+        elif not self._said and self._rank_left(attempt):
             self._departed = True
             self._ask(attempt, now)
         elif not self._said and now >= self._patience_until:
@@ -191,7 +191,7 @@ class HangWatcher:
             if now - self._moved >= self.hang_after_s:
                 self._ask(attempt, now)
 
-    def _somebody_left(self, attempt: Path) -> bool:
+    def _rank_left(self, attempt: Path) -> bool:
         """True if a rank left without an error and others failed because of that: waiting longer is pointless."""
         ended_ns = self._departures.ended_ns
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):

@@ -180,7 +180,7 @@ def run_command(
             clocks = ClockKeeper(directory)
             first = clocks.first
             with announced(name or Path(command[0]).name, directory):
-                _await(process, _Beside(directory, presence, clocks, tasks))
+                _await(process, _SideTasks(directory, presence, clocks, tasks))
         code, ended_ns = process.wait(), time.time_ns()
         with unharmed("writing what killed ranks recorded last"):
             for left_over in () if rings is None else rings.left_over():
@@ -212,16 +212,16 @@ def _rings() -> RingStore | None:
         return None
 
 
-def _await(process: subprocess.Popen[bytes], beside: _Beside) -> None:
+def _await(process: subprocess.Popen[bytes], side_tasks: _SideTasks) -> None:
     """Return once the command has ended; forward signals to it meanwhile."""
     while process.poll() is None:
         received = signal.sigtimedwait(WATCHED, POLL_S)
         if received is not None:
             with unharmed("a signal"):
-                _act_on(received, process, beside.directory)
-        if beside.tick():
+                _act_on(received, process, side_tasks.directory)
+        if side_tasks.tick():
             process.terminate()
-    beside.close()
+    side_tasks.close()
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def _say_failed(what: str, error: Exception) -> None:
 
 
 @dataclass
-class _Beside:
+class _SideTasks:
     """Work of the launcher while the command runs. A task that fails is reported once, and left out from then on."""
 
     directory: Path

@@ -443,5 +443,5 @@ def _service(ready: _Seconds, end: _Seconds, at_once: int) -> tuple[_Seconds, _S
     under_way = (ready[:, :, None] <= begin) & (end[:, :, None] > begin)
     served = under_way & (np.cumsum(under_way, axis=1) <= at_once)
     took = served * lasts / np.maximum(served.sum(axis=1, keepdims=True), 1)
-    beside = begin < ready.max(axis=1)[:, None, None]
-    return (took * ~beside).sum(axis=2), (took * beside).sum(axis=2)
+    overlaps = begin < ready.max(axis=1)[:, None, None]
+    return (took * ~overlaps).sum(axis=2), (took * overlaps).sum(axis=2)

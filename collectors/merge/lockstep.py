@@ -247,5 +247,5 @@ def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Se
     alike = ["step", "rank", "position"]
     worked = lasted.group_by(alike).agg(pl.col("own_s").sum()).join(places, on=["rank", "position"])
     inside = worked.join(together_s, on=["step", "member"], how="left", suffix="_inside")
-    apart = inside.with_columns(own_s=pl.col("own_s") - pl.col("own_s_inside").fill_null(0.0))
-    return pl.concat([alone, apart.select(alone.columns)])
+    own_ops = inside.with_columns(own_s=pl.col("own_s") - pl.col("own_s_inside").fill_null(0.0))
+    return pl.concat([alone, own_ops.select(alone.columns)])

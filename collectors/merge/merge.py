@@ -93,9 +93,7 @@ def merge_attempt(
     reference, device_clocks, records = records_on_one_clock(recording, clocks or {})
     groups = _groups(recording)
     reduced = _reduced(records)
-    facts = [
-        _facts(recorded, reduced.get(recorded.rank, []), groups[recorded.rank]) for recorded in recording.ranks.values()
-    ]
+    facts = [_facts(rank, reduced.get(number, []), groups[number]) for number, rank in recording.ranks.items()]
     placement = place_ranks(facts, options)
     steps, left_out = timed_alike(records, _whole_steps(records, first_step))
     if steps.is_empty():
@@ -125,6 +123,7 @@ def merge_attempt(
     if members and WAITED in peers_waited.columns:
         others = _ops_of_peers(in_steps, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
+    facts_of_ranks = {number: rank.facts for number, rank in recording.ranks.items()}
     rank_reports = tuple(rank_report(recorded) for recorded in recording.ranks.values())
     trace = Trace.from_frame(
         with_thread_waits(peers_waited, in_steps, group_table, members),
@@ -144,12 +143,7 @@ def merge_attempt(
             "dropped_records": sum(entry.dropped for entry in rank_reports),
             "collect": report,
             **_run_queues(records, steps),
-            **gradient_figures(
-                {recorded.rank: recorded.facts for recorded in recording.ranks.values()},
-                in_steps,
-                group_table,
-                placement,
-            ),
+            **gradient_figures(facts_of_ranks, in_steps, group_table, placement),
             **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
             "wall_clock_hosts": sorted({entry.host for entry in rank_reports} - {reference["host"], *(clocks or {})}),
@@ -263,15 +257,9 @@ def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
     records = joined(recorded.records for recorded in members)
     sizes = [len(recorded.records) for recorded in members]
     # A rank that was killed right after the first use of a name has not written the name.
-    counts = [
-        1 + max(int(recorded.records["name"].max(initial=0)), max(recorded.names, default=0)) for recorded in members
-    ]
+    counts = [1 + max(int(rank.records["name"].max(initial=0)), max(rank.names, default=0)) for rank in members]
     names = pl.Series(
-        [
-            recorded.names.get(number, "?")
-            for recorded, count in zip(members, counts, strict=True)
-            for number in range(count)
-        ]
+        [rank.names.get(number, "?") for rank, count in zip(members, counts, strict=True) for number in range(count)]
     )
     first = np.repeat(np.cumsum([0, *counts[:-1]]), sizes)
     return pl.DataFrame({field: records[field] for field in records.dtype.names or ()}).with_columns(

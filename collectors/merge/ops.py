@@ -75,8 +75,8 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     others = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.select(OP_COLUMNS), *others]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
-    apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
-    ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
+    is_separate = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
+    ops = without_waits(ops, collectives.filter(~is_separate.fill_null(value=False)))
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     ops = one_after_another(with_joined_reductions(ops, on_device), on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
@@ -118,8 +118,8 @@ def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
     fused = {name: [str(kind) for kind in kinds] for name, kinds in FUSED_TRANSFERS.items()}
     is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
     parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
-    apart = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
-    return pl.concat([records.filter(~is_fused), apart.select(records.columns)])
+    single = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
+    return pl.concat([records.filter(~is_fused), single.select(records.columns)])
 
 
 def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
@@ -181,8 +181,7 @@ def _transfers(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     is_send = pl.col("name").str.ends_with("send")
     ahead = pl.when(forward).then(1).otherwise(-1)
     whole = whole.with_columns(
-        direction=forward,
-        target=pl.when(is_send).then(pl.col("stage") + ahead).otherwise(pl.col("stage")),
+        direction=forward, target=pl.when(is_send).then(pl.col("stage") + ahead).otherwise(pl.col("stage"))
     )
     pair = ["step", "dp_rank", "direction", "microbatch", "target"]
     sends = whole.filter(is_send)
@@ -327,9 +326,7 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
     )
     placed = placed.with_columns(free=free)
     table = placed.group_by("name").agg(
-        count=pl.len(),
-        seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
-        host_delays=pl.col("free").sum(),
+        count=pl.len(), seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9, host_delays=pl.col("free").sum()
     )
     other = {
         row["name"]: {k: float(v) for k, v in row.items() if k != "name"}
@@ -437,8 +434,8 @@ def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame
         .with_columns(start_ns="at_ns", end_ns=pl.max_horizontal(_BETWEEN))
         .join(whole, on="compute")
     )
-    apart = placed.join(whole, on="compute").with_columns(kind=pl.col("kind").replace(_COLLECTIVES))
-    return pl.concat([ops.filter(~is_compute), worked.select(ops.columns), apart.select(ops.columns)])
+    exchanges = placed.join(whole, on="compute").with_columns(kind=pl.col("kind").replace(_COLLECTIVES))
+    return pl.concat([ops.filter(~is_compute), worked.select(ops.columns), exchanges.select(ops.columns)])
 
 
 def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:

@@ -194,9 +194,7 @@ def logged_values(records: pl.DataFrame, placement: Placement, steps: Collection
     loss = by_rank.filter(name="loss").group_by("step").agg(pl.col("value").mean())
     rows = {"tokens": whole.sort("step"), "loss": loss.sort("step")}
     return {
-        STEP_VALUES: {
-            name: dict(zip(values["step"].cast(str), values["value"], strict=True)) for name, values in rows.items()
-        }
+        STEP_VALUES: {name: dict(zip(row["step"].cast(str), row["value"], strict=True)) for name, row in rows.items()}
     }
 
 
@@ -263,9 +261,8 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
 
 def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Floats, npt.NDArray[np.bool_]]:
     """Steps in order, the duration of each (median over the ranks, seconds), and whether it was recorded."""
-    ends = np.concatenate(
-        [recorded.records[recorded.records["category"] == Category.STEP] for recorded in recording.ranks.values()]
-    )
+    records = [rank.records for rank in recording.ranks.values()]
+    ends = np.concatenate([of_rank[of_rank["category"] == Category.STEP] for of_rank in records])
     ends = ends[np.argsort(ends["step"], kind="stable")]
     steps, first = np.unique(ends["step"], return_index=True)
     took = (ends["end_ns"] - ends["start_ns"]) / 1e9

@@ -111,9 +111,7 @@ def join_nccl(
 
 def _numbers(groups: Groups) -> dict[_Members, int]:
     """A number for every set of ranks that forms a process group."""
-    distinct = {
-        tuple(int(rank) for rank in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()
-    }
+    distinct = {tuple(map(int, group["ranks"])) for of_rank in groups.values() for group in of_rank.values()}
     return {members: number for number, members in enumerate(sorted(distinct))}
 
 
@@ -122,7 +120,7 @@ def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Member
     rows = []
     for rank, of_rank in groups.items():
         for peer, group in of_rank.items():
-            members = tuple(int(rank) for rank in group["ranks"])
+            members = tuple(map(int, group["ranks"]))
             rows.append((rank, peer, numbers[members], len(members)))
     schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.Int32, "members": pl.Int64}
     function = pl.lit(None, pl.String)
@@ -159,11 +157,7 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
         places = _places(members, numbers)
         stated = [members.ranks.get(place) for place in range(members.size)]
         rows.append((identity, numbers.get(tuple(places)) if places else None, places or stated))
-    schema: dict[str, Any] = {
-        "communicator_id": pl.UInt64,
-        "ranks_number": pl.Int32,
-        "places": pl.List(pl.Int32),
-    }
+    schema: dict[str, Any] = {"communicator_id": pl.UInt64, "ranks_number": pl.Int32, "places": pl.List(pl.Int32)}
     communicators = pl.DataFrame(rows, schema=schema, orient="row")
     frames = []
     for of_rank in nccl.ranks:

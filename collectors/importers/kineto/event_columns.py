@@ -211,7 +211,7 @@ class ColumnBuilder:
         return columns
 
     def _text_codes(self, text: bytes, rows: Rows, column: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
-        """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
+        """Return a code for the text of each row, read once for all rows with the same hash in `column`."""
         hashes, first, inverse = np.unique(rows[column], return_index=True, return_inverse=True)
         code_of = self._code_of_hash
         for number, row in zip(hashes.tolist(), first.tolist(), strict=True):

@@ -12,13 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_columns import (
-    STEP,
-    Ints,
-    Table,
-    outermost,
-    rows_of,
-)
+from tracekit.collectors.importers.kineto.event_columns import STEP, Ints, Table, outermost, rows_of
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason, ProfilerCost
 
 Bools = npt.NDArray[np.bool_]
@@ -145,19 +139,7 @@ def host_work(
     around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
     pieces, whats = nest_spans(
-        thread,
-        begin,
-        end,
-        name,
-        inputs[order],
-        flags,
-        reason[order],
-        begun,
-        ended,
-        what,
-        where,
-        around,
-        parent,
+        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around, parent
     )
     kinds = (EventKind.NOTE, EventKind.FUNCTION, EventKind.OPERATOR, EventKind.CALL)
     kind = np.repeat(np.array(kinds, np.uint8), count)
@@ -309,9 +291,7 @@ class CallThreads:
         The reentrant kind then runs a backward of its own, which is not repeated.
         """
         codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in _RECOMPUTES)
-        again, gradients = (
-            rows_of(python, np.flatnonzero(np.isin(python["name"], name_codes))) for name_codes in codes
-        )
+        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], names))) for names in codes)
         gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
         return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
@@ -370,7 +350,7 @@ _IN_STRETCH, _FEWEST_STRETCHES, _FASTEST = 100, 2, 0.2
 
 
 class EventKind(IntEnum):
-    """What is recorded."""
+    """The kinds of recorded host events."""
 
     NOTE = 0
     FUNCTION = 1

@@ -25,13 +25,7 @@ from tracekit.collectors.importers.kineto.event_columns import (
     role_of,
     rows_of,
 )
-from tracekit.collectors.importers.kineto.nsys_file import (
-    Export,
-    collectives,
-    columns,
-    nccl_calls,
-    opened,
-)
+from tracekit.collectors.importers.kineto.nsys_file import Export, collectives, columns, nccl_calls, opened
 from tracekit.trace.gpu_activity import Activity
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -97,7 +91,7 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     usual = int(np.median(read["gpu"]["start"]))
     plausible = {name: _plausible(table, usual) for name, table in read.items()}
     gpu, calls, ranges = (table for table, _, _ in plausible.values())
-    _tell_processes(gpu, calls, ranges, syncs, nccl)
+    _to_process_ids(gpu, calls, ranges, syncs, nccl)
     ranks = ranks_of_events(gpu, calls, ranges, nccl, gpus)
     gpu["part"] = ranks.of_op
     gpu["collective"], args = _collectives(gpu, calls, nccl, ranks, names, nccl_notes)
@@ -139,9 +133,9 @@ def _gpu_ops(export: Export, names: _Names) -> Table:
     """Return kernels, graphs recorded as a whole, copies and memsets."""
     column, texts = next(
         (
-            (column, texts)
-            for column in ("demangledName", "shortName")
-            if (texts := export.strings(f"{_CUPTI}KERNEL", column))
+            (name, texts)
+            for name in ("demangledName", "shortName")
+            if (texts := export.strings(f"{_CUPTI}KERNEL", name))
         ),
         ("", {}),
     )
@@ -259,7 +253,7 @@ def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
     return events, len(start) - len(events["start"]), negative
 
 
-def _tell_processes(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
+def _to_process_ids(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
     """Replace ids by the process in them. Where some are not recorded, all are of one process."""
     all_recorded = (gpu["process"] >= 0).all() and (calls["thread"] >= 0).all()
     for table in (gpu, syncs):

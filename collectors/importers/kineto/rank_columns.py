@@ -109,7 +109,7 @@ def ranks_of(
     )  # fmt: skip
     parts = sorted({part for table in tables for part in np.unique(table["part"]).tolist()}) or [0]
     for part in parts:
-        yield _rank(columns, part, file, header, notes, fused=parts != [0])
+        yield _columns_of_rank(columns, part, file, header, notes, fused=parts != [0])
 
 
 def _with_annotations(columns: FileColumns) -> FileColumns:
@@ -125,7 +125,7 @@ def _with_annotations(columns: FileColumns) -> FileColumns:
     )
 
 
-def _rank(
+def _columns_of_rank(
     columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
 ) -> RankColumns:
     def of(table: Table) -> Table:

@@ -23,13 +23,7 @@ from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_work import PHASES
 from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, read_file
-from tracekit.collectors.importers.kineto.rank_placement import (
-    check_one_job,
-    groups_of,
-    mesh_of,
-    place,
-    rank_of,
-)
+from tracekit.collectors.importers.kineto.rank_placement import check_one_job, groups_of, mesh_of, place, rank_of
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.gpu_activity import Activity, KernelClass, class_of
 from tracekit.trace.op import (
@@ -47,12 +41,7 @@ from tracekit.trace.op import (
 LARGEST_IN_PROCESS = 8 << 20
 
 
-def read_kineto(
-    paths: Sequence[Path],
-    *,
-    classes: Sequence[str] = (),
-    processes: int | None = None,
-) -> GpuRecording:
+def read_kineto(paths: Sequence[Path], *, classes: Sequence[str] = (), processes: int | None = None) -> GpuRecording:
     """Read the recording of one job.
 
     `paths`: files, and folders searched with all below them. `classes`: the user's own patterns of kernels
