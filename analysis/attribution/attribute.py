@@ -310,12 +310,12 @@ def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     """Durations of forwards, and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
     for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
-        both = [
+        pairs = [
             compute_rows(block, stage, kind).seconds(cost) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
         ]
-        if len(both[0]) == len(both[1]):
-            forward.append(both[0].ravel())
-            backward.append(both[1].ravel())
+        if len(pairs[0]) == len(pairs[1]):
+            forward.append(pairs[0].ravel())
+            backward.append(pairs[1].ravel())
     return np.concatenate(forward), np.concatenate(backward)
 
 
@@ -421,8 +421,8 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
         rows[len(part.cost) :] = -1
         if stage is not None:
             rows[template.pp_rank != stage] = -1
-        none = np.full(template.rows, -1)
-        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
+        missing = np.full(template.rows, -1)
+        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, missing)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
     return times
 

@@ -60,7 +60,7 @@ class CriticalPath(Struct, frozen=True, eq=False):
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
     def ops_of(self, cells: Sequence[Ints]) -> Ints:
-        """The ops on the path, [on it]. `cells`: the op in each cell of each block, [rows, lanes]."""
+        """The ops on the path, [path]. `cells`: the op in each cell of each block, [rows, lanes]."""
         ops = np.empty(len(self.row), np.int64)
         for number, of_block in enumerate(cells):
             inside = self.block == number

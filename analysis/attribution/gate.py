@@ -90,8 +90,8 @@ class Judged(Struct, frozen=True):
     def sentence(self) -> str:
         """What it takes now, and where it became slower."""
         subject = "a step" if self.name == STEP else self.name
-        what = f"{subject} takes {seconds(self.after_s)} instead of {seconds(self.before_s)} ({self.change})"
-        return f"{what}, {self.where}" if self.where else what
+        change = f"{subject} takes {seconds(self.after_s)} instead of {seconds(self.before_s)} ({self.change})"
+        return f"{change}, {self.where}" if self.where else change
 
 
 class Runs(Struct, frozen=True):

@@ -206,21 +206,22 @@ def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
     """
     order, start, end = recorded.order, recorded.start, recorded.end
     rows = np.flatnonzero(order.stage == stage)
-    own = slice(int(rows[0]), int(rows[-1]) + 1)
-    until = np.maximum.accumulate(end[own], axis=0)
+    stage_rows = slice(int(rows[0]), int(rows[-1]) + 1)
+    until = np.maximum.accumulate(end[stage_rows], axis=0)
     free = np.concatenate([start.min(axis=0)[None], until[:-1]])  # from when on the stage has nothing else to do
-    low, high = np.minimum(free, start[own]), start[own]
-    needs = order.needs[own]
+    low, high = np.minimum(free, start[stage_rows]), start[stage_rows]
+    needs = order.needs[stage_rows]
     needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
-    arrived = np.maximum(recorded.arrived[own], needed)
-    gathered = recorded.gathered[own] > arrived
-    cuts = np.stack([low, *(np.clip(time, low, high) for time in (needed, arrived, recorded.gathered[own])), high])
+    arrived = np.maximum(recorded.arrived[stage_rows], needed)
+    gathered_at = recorded.gathered[stage_rows]
+    gathered = gathered_at > arrived
+    cuts = np.stack([low, *(np.clip(time, low, high) for time in (needed, arrived, gathered_at)), high])
     cuts[1:3] = np.where(gathered, low, cuts[1:3])
     cuts[3] = np.where(gathered, cuts[3], cuts[2])
     return Gaps(
         cuts=cuts,
         waits_for=np.where(needs >= 0, order.stage[needs], -1),
-        work_s=np.maximum(end[own] - np.maximum(high, free), 0),
+        work_s=np.maximum(end[stage_rows] - np.maximum(high, free), 0),
         overlap_s=free - low,
         until=until[-1],
     )
@@ -240,8 +241,8 @@ def find_places(recorded: RecordedPipeline) -> Places:
         work[stage] = gaps.work_s.sum()
         cuts, waits_for = gaps.cuts, gaps.waits_for + 1
         place = np.minimum(np.arange(len(waits_for)), 1)
-        nobody = np.zeros_like(waits_for)
-        for reason, waits in enumerate((waits_for, waits_for, nobody, nobody)):
+        no_stage = np.zeros_like(waits_for)
+        for reason, waits in enumerate((waits_for, waits_for, no_stage, no_stage)):
             np.add.at(idle[stage, :, reason], (place, waits), (cuts[reason + 1] - cuts[reason]).sum(axis=1))
         drain, idle_s = finish - gaps.until, cuts[-1] - cuts[0]
         np.add.at(idle[stage, PLACES.index("drain"), REASONS.index("peer")], last_stage + 1, drain)

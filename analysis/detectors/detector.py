@@ -118,7 +118,7 @@ class Detector(ABC):
     have it. `explains_delays`: launch delays that go with it are accounted for. `beyond_experts`: it looks at what
     uneven loads of experts leave unexplained.
 
-    `counted`: it rests on what was counted beside the times of ops, so a longer op does not explain it.
+    `counted`: it rests on what was counted besides the times of ops, so a longer op does not explain it.
 
     `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
     """

@@ -146,8 +146,8 @@ def _without_dispatch(job: RecordingSubject, op: str | None, line: str | None) -
         only_waits = not launching.cast(pl.String).eq(line).any()
 
     def belongs(activity: HostActivity) -> bool:
-        own = activity.name.rpartition(" in ")[2] in names or (only_waits and activity.reason == IdleReason.PYTHON)
-        return activity.where == (line or "") and own
+        is_named = activity.name.rpartition(" in ")[2] in names or (only_waits and activity.reason == IdleReason.PYTHON)
+        return activity.where == (line or "") and is_named
 
     return work.less(work.mask(*IdleReason, where=belongs))
 
@@ -280,7 +280,7 @@ class PythonCode(Detector):
         )
 
     def _unnamed(self, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Candidate]:
-        """Python of which nothing is known."""
+        """Python without a name or a line."""
         work = host_time(job)
         unnamed = work.mask(IdleReason.PYTHON, where=lambda activity: not activity.name and not activity.where)
         parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
@@ -355,7 +355,7 @@ def launch_bound(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
     yield Candidate(
         kind,
         Place(),
-        f"every GPU is idle for at least {share:.0%} of the recording{_mostly(job)}",
+        f"every GPU is idle for at least {share:.0%} of the recording{_idle_reasons(job)}",
         (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
         confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
         AddTime(-idle_s),
@@ -439,7 +439,7 @@ def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
     return idle_s + sum(gpu.before_first.by_reason.get(reason, 0.0) for reason in reasons)
 
 
-def _mostly(job: RecordingSubject) -> str:
+def _idle_reasons(job: RecordingSubject) -> str:
     """What the host of the rank that is idle least does meanwhile, in words."""
     gpu = job.gpu
     reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]

@@ -151,21 +151,21 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     step_s = job.measured_s
     most_s = PAUSES.collecting_share * step_s
-    every = next((count for count in GC_INTERVALS if pause_s / count <= most_s), GC_INTERVALS[-1])
+    interval = next((count for count in GC_INTERVALS if pause_s / count <= most_s), GC_INTERVALS[-1])
     without = job.unchanged if cause.without_s is None else cause.without_s
     sweep = [
         {"every_steps": count, "new_step_s": step_s - job.unchanged_s + float(without.mean()) + pause_s / count}
         for count in GC_INTERVALS
     ]
     title = (
-        f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
+        f"Collect garbage on all ranks together every {interval} steps (gc.disable(), then gc.collect() in those steps)"
     )
     place = job.names.place(cause.where)
     if place is not None and cause.every_step:
         title = (
             f"Take out what collects garbage in every step on {place.words}"
             " (gc.collect() in the loop or a callback: py-spy dump); if it is Python itself, collect on all ranks"
-            f" together every {every} steps"
+            f" together every {interval} steps"
         )
     return Plan(
         "planned-gc",
@@ -173,8 +173,8 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
         Place(),
         cause.change,
         step_times=cause.without_s,
-        extra_s=pause_s / every,
-        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep, "assumes": "collections as long as now"},
+        extra_s=pause_s / interval,
+        details={"pause_s": pause_s, "every_steps": interval, "sweep": sweep, "assumes": "collections as long as now"},
         cause=cause,
     )
 
@@ -185,12 +185,13 @@ def _pauses_s(job: PipelineSubject) -> Floats:
     between = np.empty(0) if collections(job).empty else collections(job).gather(job.replay.durations.cost)
     inside = pauses_in_forwards(job)
     within = np.empty(0) if inside is None else inside
-    every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    lengths_s: Floats = np.concatenate([between[between > 0], within[within > 0]])
     lockstep = job.lockstep
-    if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
+    # Perhaps only other ranks of workers collect.
+    if not len(lengths_s) and lockstep is not None and lockstep.work_s is not None:
         of_ranks = lockstep.work_of((OpKind.GC,))
-        every = of_ranks[of_ranks > 0]
-    return every
+        lengths_s = of_ranks[of_ranks > 0]
+    return lengths_s
 
 
 @evidence(PipelineSubject)

@@ -137,7 +137,7 @@ class Assessment(Struct, frozen=True, eq=False):
         return causes
 
     def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
-        """Return plans beside those of each cause: for several causes together, and what any job can try."""
+        """Return plans besides those of each cause: for several causes together, and what any job can try."""
         del causes
         return ()
 
@@ -335,9 +335,9 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if headline.of_mean_ops else ","
-    every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
+    which = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(headline.lost_s / headline.share)
-    whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
+    whole = f"{which} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
         recorded_s = seconds(job.recorded_s)

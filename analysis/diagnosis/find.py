@@ -91,10 +91,10 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     )
     if not any(cause.change for cause in named):
         named.append(_nothing_found(assessed))
-    return tuple(_in_turn(job, named))
+    return tuple(_prerequisites_first(job, named))
 
 
-def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
+def _prerequisites_first(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in order, except that a costly finding that others depend on precedes them."""
     step, remaining = job.unprofiled_step, list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
@@ -115,18 +115,18 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
     if len(alone) == len(on_ranks) and not any(ranks < others for ranks in alone for others in alone):
         return remaining
 
-    def beside(ranks: frozenset[Any]) -> list[Any]:
+    def on_other_ranks(ranks: frozenset[Any]) -> list[Any]:
         return [candidate.change for candidate in on_ranks if not _ranks_of(candidate) & ranks]
 
     def price_s(candidate: Candidate) -> float:
-        others = beside(_ranks_of(candidate))
+        others = on_other_ranks(_ranks_of(candidate))
         return float((job.step_times(others) - job.step_times((*others, candidate.change))).mean())
 
     costliest_first = sorted(on_ranks, key=lambda candidate: -price_s(candidate))
     for place, candidate in enumerate(costliest_first):
         ranks = _ranks_of(candidate)
         costlier = [other for other in costliest_first[:place] if other in remaining and ranks <= _ranks_of(other)]
-        shares = (job.explained(candidate.change, other.change, beside(_ranks_of(other))) for other in costlier)
+        shares = (job.explained(candidate.change, other.change, on_other_ranks(_ranks_of(other))) for other in costlier)
         if not detector_of(candidate.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
             remaining.remove(candidate)
     return remaining

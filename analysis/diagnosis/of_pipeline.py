@@ -121,7 +121,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution
-        recovered_s, parts = _gone(job, causes), parts_of(job, causes)
+        recovered_s, parts = _recovered_s(job, causes), parts_of(job, causes)
         losses = _losses(job, causes, recovered_s, parts)
         lost_s = _lost_s(losses, recovered_s)
         if not attribution.straggling and lost_s < SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
@@ -195,10 +195,10 @@ def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
     if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
-    return Parts.of(attribution.original, attribution.ideal, job.noisy, _gone(job, causes, _PLAIN))
+    return Parts.of(attribution.original, attribution.ideal, job.noisy, _recovered_s(job, causes, _PLAIN))
 
 
-def _gone(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Intervention] = ()) -> Floats:
+def _recovered_s(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Intervention] = ()) -> Floats:
     """Seconds of each step that go when all causes go together, [steps], after the changes of `plain`.
 
     S ignores launch delays and overlap between steps (`_PLAIN`): a cause that hides behind either costs less in the job
@@ -218,21 +218,21 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
             by_kind.setdefault(detector_of(cause.kind).loss_at(cause.where), []).append(cause)
     losses = []
     for kind, members in by_kind.items():
-        of_kind = recovered_s if len(by_kind) == 1 else _gone(job, members)
+        of_kind = recovered_s if len(by_kind) == 1 else _recovered_s(job, members)
         gone_s = max(float(of_kind.mean()), 0.0)
         losses.append(LossWithCauses(kind, gone_s, tuple(members), gone_s))
     by_s = straggling_s(job, causes, parts)
-    none = LossWithCauses(LossKind.STRAGGLER, 0.0, (), 0.0)
-    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
+    no_loss = LossWithCauses(LossKind.STRAGGLER, 0.0, (), 0.0)
+    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), no_loss)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or not _explained(job, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
-        left_s = max(by_s - float(_gone(job, stragglers.causes, _PLAIN).mean()), 0.0)
+        left_s = max(by_s - float(_recovered_s(job, stragglers.causes, _PLAIN).mean()), 0.0)
         if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * job.recorded_s:
             left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
-            lost_s = min(lost_s, _beside(job, stragglers, others))
+            lost_s = min(lost_s, _in_addition_s(job, stragglers, others))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     # A loss with a known cause outweighs one without.
     weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
@@ -245,7 +245,7 @@ def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: flo
     if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
         return True
     causes = (cause for loss in may_explain for cause in loss.causes)
-    return float(_gone(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
+    return float(_recovered_s(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
 
 
 def _done_for_all(cause: Cause) -> bool:
@@ -253,7 +253,7 @@ def _done_for_all(cause: Cause) -> bool:
     return cause.change is not None and not cause.where.workers and detector_of(cause.kind).planned is not None
 
 
-def _beside(job: PipelineSubject, stragglers: LossWithCauses, losses: Sequence[LossWithCauses]) -> float:
+def _in_addition_s(job: PipelineSubject, stragglers: LossWithCauses, losses: Sequence[LossWithCauses]) -> float:
     """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
 
     The larger of their cost in the job as it is and their cost once the other causes are gone.

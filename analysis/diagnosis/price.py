@@ -164,7 +164,7 @@ class _Pricer(Struct, frozen=True, eq=False):
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
-            seen = None if plan.cause is None else self._seen(plan.cause, saving)
+            seen = None if plan.cause is None else self._acting_steps(plan.cause, saving)
             if seen is None:
                 reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
             else:
@@ -194,7 +194,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             unprofiled_step_s=None if step is None else step.value,
         )
 
-    def _seen(self, cause: Cause, saving: Floats) -> int | None:
+    def _acting_steps(self, cause: Cause, saving: Floats) -> int | None:
         """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
         unknown.
 

@@ -90,11 +90,11 @@ def reviewed(
         metrics = sampled_metrics(job.metadata)
         recorded = [_tested(job, findings, metric, metric.machines)[0] for metric in metrics]
         tests = [_decisive_tests(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
-        every = [test for of_finding in tests for test in of_finding]
-        in_report = MetricsInReport(RECORDING, every) if every else None
+        all_tests = [test for of_finding in tests for test in of_finding]
+        in_report = MetricsInReport(RECORDING, all_tests) if all_tests else None
     else:
         tests, in_report = _tested(job, findings, source, job.names.host_of_rank)
-    reviewed = (replace(finding, tests=of_one) for finding, of_one in zip(findings, tests, strict=True))
+    reviewed = (replace(finding, tests=of_finding) for finding, of_finding in zip(findings, tests, strict=True))
     return tuple(_advised(job, finding) for finding in reviewed), in_report
 
 
@@ -103,9 +103,9 @@ def _tested(
 ) -> tuple[list[tuple[MetricTest, ...]], MetricsInReport]:
     """The tests of each finding. `machines`: the name of the machine of each rank, as the source has it."""
     suspected = [list(_suspicions(job, finding, machines)) for finding in findings]
-    in_report = _run_tests(source, [suspicion for of_one in suspected for suspicion in of_one])
+    in_report = _run_tests(source, [suspicion for of_finding in suspected for suspicion in of_finding])
     tests = iter(in_report.tests)
-    return [tuple(next(tests) for _ in of_one) for of_one in suspected], in_report
+    return [tuple(next(tests) for _ in of_finding) for of_finding in suspected], in_report
 
 
 def _decisive_tests(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:

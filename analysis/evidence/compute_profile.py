@@ -100,7 +100,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
     relative; both 0 in a job with one kind, and where lengths cannot be told from the speed of shared cores.
 
-    `core_pace`: on shared cores, that of each worker beside that of peers while it does other kinds of work, [kinds,
+    `core_pace`: on shared cores, that of each worker over that of peers while it does other kinds of work, [kinds,
     stages, steps, dp_ranks]; else None.
     """
 
@@ -178,8 +178,8 @@ def profile_computes(
         model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
     beyond = median(alike, (2, 3))
     del relative, alike
-    none = np.ones(beyond.shape[1:])
-    return _factors(grid, model, beyond, none if optimizer is None else optimizer, other_work_s)
+    ones = np.ones(beyond.shape[1:])
+    return _factors(grid, model, beyond, ones if optimizer is None else optimizer, other_work_s)
 
 
 class _Model(Struct, frozen=True, eq=False):
@@ -220,7 +220,7 @@ def _factors(
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
-    both = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
     # With two stages on two DP ranks, one slow worker looks like the diagonally opposite worker being slow, except for
     # the cost of their microbatches. So who it is, and by how much, is no more certain than that cost.
     square = (stages, dp_ranks) == (2, 2)
@@ -234,15 +234,15 @@ def _factors(
     if other_work_s is not None and dp_ranks > 1:
         over_peers = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
         by_kind = by_kind - core_pace(over_peers)[: len(by_kind)]
-        both = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
-    views = [both, *np.log1p(share * np.expm1(by_kind))]
+        all_kinds = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
+    views = [all_kinds, *np.log1p(share * np.expm1(by_kind))]
     workers = most_telling(
         [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
     )
     if over_peers is not None:
         slow = workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
-        out = stands_out(over_peers, slow)[: len(by_kind)].any(axis=0)
-        workers = structs.replace(workers, nats=np.where(out.ravel(), workers.nats, 0.0))
+        stands_out_ = stands_out(over_peers, slow)[: len(by_kind)].any(axis=0)
+        workers = structs.replace(workers, nats=np.where(stands_out_.ravel(), workers.nats, 0.0))
     if square:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
@@ -521,5 +521,5 @@ def _autocorrelation(series: Floats) -> tuple[float, float]:
         return 0.0, 0.0
     product = np.where(np.isfinite(before) & np.isfinite(after), before * after, 0.0)
     # The values of a short row are not independent of its mean.
-    own = (float(product.sum()) / total * count + 1) / (count - 1)
-    return own, float(np.sqrt((product**2).sum())) / total
+    correlation = (float(product.sum()) / total * count + 1) / (count - 1)
+    return correlation, float(np.sqrt((product**2).sum())) / total

@@ -124,8 +124,8 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
             return (self.lockstep.as_fast_as_peers(slow),)
         if self.queued_s is None:
             return ()
-        own = op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
-        return (without_core_waits(own, self.replay.durations.cost, self.queued_s),)
+        own_ops = op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
+        return (without_core_waits(own_ops, self.replay.durations.cost, self.queued_s),)
 
     def _after(self, *changes: Intervention) -> tuple[Floats, ...]:
         """The costs of all ops after some changes."""
@@ -229,15 +229,15 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     That difference, not a threshold, is the evidence.
     """
     grid = table.grid
-    every = max(1, grid.size // LARGEST_SAMPLE)
-    chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % every == 0)
+    stride = max(1, grid.size // LARGEST_SAMPLE)
+    chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % stride == 0)
     if chosen.all():
         return _pauses_in(grid)
     sample = _pauses_in(grid[..., chosen])
     if sample.stopped.any() or (sample.seconds > 0).any():
         return _pauses_in(grid)
-    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
-    return Pauses(np.broadcast_to(0.0, grid.shape), none, np.zeros(0), grid, False, sample.backward_share)
+    no_workers = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    return Pauses(np.broadcast_to(0.0, grid.shape), no_workers, np.zeros(0), grid, False, sample.backward_share)
 
 
 def _pauses_in(grid: Floats) -> Pauses:
@@ -339,9 +339,9 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
     even = spread_of_logs(sampled(shared)) <= PAUSED_COMPUTES.as_fast
     usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
-    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    no_workers = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
-        return none, usual_s
+        return no_workers, usual_s
     over_usual = grid / safe(usual_s)
     within = over_usual / safe(lower_median(over_usual, (0, 2, 3)))[None, :, None, None]
     of_worker = _by_worker(within)
@@ -354,12 +354,12 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     needed = needed_nats(nats[0].size)
     fastest = _between(grid / safe(peers), 0.1)
     fast = fastest < (1 + PAUSED_COMPUTES.as_fast) * lower_median(fastest, axis=-1)[..., None]
-    both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
+    in_both_kinds = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
     each_time = (nats[FORWARD] >= needed) & (_between(over_usual, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
-    stopped = (both | each_time) & fast[FORWARD]
-    return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
+    stopped = (in_both_kinds | each_time) & fast[FORWARD]
+    return stopped if 2 * stopped.sum() <= stopped.size else no_workers, usual_s
 
 
 def _by_worker(values: Floats) -> Floats:

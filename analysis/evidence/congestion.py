@@ -53,7 +53,7 @@ class CongestionThresholds(Struct, frozen=True):
     hiccup: float = 6.0
     #: Transfers in the same step as one that hangs, and this much longer than usual, have the same problem. Benchmark
     #: `causes`.
-    beside: float = 2.5
+    waiting_factor: float = 2.5
     #: A link is held up by its own DP rank if this much more of its transfers are long than on other DP ranks.
     #: Benchmark `causes`.
     held_up_share: float = 0.1
@@ -272,7 +272,7 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
         return Scale(transfers(job), np.broadcast_to(of_transfers, traffic.seconds.shape))
     usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     alone_s = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
-    wait = traffic.seconds > CONGESTION.beside * usual_s  # so long that they must be waiting
+    wait = traffic.seconds > CONGESTION.waiting_factor * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = np.where(wait & (alone_s < traffic.seconds), alone_s / traffic.seconds, 1.0)
     return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
@@ -296,9 +296,9 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     There, a link is held up if its transfers are long more often than those of the same link on other DP ranks.
     """
     anywhere: Bools = np.any(links, axis=1)
-    near = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
+    near = traffic.sharing_cards(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
     steps: Bools = np.any(links, axis=(0, 2))
-    long = traffic.seconds > CONGESTION.beside * traffic.usual_s[:, None, None]
+    long = traffic.seconds > CONGESTION.waiting_factor * traffic.usual_s[:, None, None]
     often = nan_mean(np.where(np.isfinite(traffic.seconds), long, np.nan)[:, :, steps], (1, 2))
     far = _connected(traffic, near) & (often > lower_median(often, axis=1)[:, None] + CONGESTION.held_up_share)
     for card in traffic.cards:
@@ -309,9 +309,9 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:
     """Links that `links` [slots, dp_ranks] reach over cards that both ends share, including `links`."""
-    reached, connected = links, traffic.beside(links)
+    reached, connected = links, traffic.sharing_cards(links)
     while (connected & ~reached).any():
-        reached, connected = connected, traffic.beside(connected)
+        reached, connected = connected, traffic.sharing_cards(connected)
     return connected
 
 

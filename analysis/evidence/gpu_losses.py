@@ -86,9 +86,9 @@ def parts_of_s(job: GraphSubject) -> Parts:
 def losses_s(job: GraphSubject) -> Mapping[LossKind, float]:
     """What each kind of loss costs, seconds. All ranks lose what the busiest GPU is idle."""
     exposed_s = max(exposed_communication_s(job), 0.0)
-    of_one = _idle_by_loss(job)
-    if of_one is not None:
-        return {LossKind.COMMUNICATION: exposed_s, **of_one}
+    of_single_rank = _idle_by_loss(job)
+    if of_single_rank is not None:
+        return {LossKind.COMMUNICATION: exposed_s, **of_single_rank}
     straggling_s = named_s(job) + parts_of_s(job).unexplained_s * parts_of_s(job).headline
     return {
         LossKind.STRAGGLER: max(straggling_s, job.straggling_s),
@@ -244,9 +244,9 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         """Read the columns of the op trace of a recording; of one without them, nothing is known."""
         count = ops.height
         if not {"did", "did_s", "did_n", "call_s", "stream"} <= set(ops.columns):
-            none = np.zeros(0, np.int32)
+            empty = np.zeros(0, np.int32)
             return cls(
-                (), none, none, np.zeros(0), np.zeros(count), np.full(count, -1), none, np.zeros(count, np.int64)
+                (), empty, empty, np.zeros(0), np.zeros(count), np.full(count, -1), empty, np.zeros(count, np.int64)
             )
         parts = ops.select("did", "did_s", "did_n").with_row_index("op").drop_nulls().explode("did", "did_s", "did_n")
         launched = ops["launched_by"] if "launched_by" in ops.columns else pl.Series([-1] * count)
@@ -281,7 +281,7 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         key: Callable[[HostActivity], str] = lambda activity: activity.name,
         among: Bools | None = None,
     ) -> Iterable[HostPart]:
-        """Yield the host work of these reasons by `key`, what takes longest first; without what has no key, or is the
+        """Yield the host work of these reasons by `key`, longest first; without work that has no key or is the
         profiler's.
 
         `among`: only of these parts, [parts].
@@ -432,10 +432,10 @@ def launch_latency_s(job: RecordingSubject) -> Floats:
     Ops of a CUDA graph have one launch for all, and follow each other as those do that were launched long before.
     """
     delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
-    own = np.isfinite(arrives_s(job))
-    in_queue = delay_s[~own & (host_time(job).launched_by >= 0)]
+    launched = np.isfinite(arrives_s(job))
+    in_queue = delay_s[~launched & (host_time(job).launched_by >= 0)]
     usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
-    return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
+    return np.where(launched, np.maximum(delay_s - usual_s, 0.0), 0.0)
 
 
 @evidence(RecordingSubject)
@@ -507,8 +507,8 @@ def waiting_calls(job: RecordingSubject, *, allocates: bool) -> WaitingCalls:
 
 
 def unnamed_saves(job: RecordingSubject) -> Bools:
-    """Return which parts of `host_time` are from such a run of copies to the next launch, [parts]; none
-    if stacks were recorded, which tell.
+    """Return which parts of `host_time` lie between a long run of copies to the host and the next launch, as in a
+    checkpoint, [parts]. None do if stacks were recorded, because they name checkpoints.
     """
     ops, graph, work = job.ops, job.graph.ops, host_time(job)
     saves = np.zeros(len(work.op), np.bool_)

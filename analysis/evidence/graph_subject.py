@@ -116,7 +116,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @property
     def alone(self) -> bool:
-        """Whether its only rank is compared with nobody."""
+        """Whether it has a single rank, and so no peers."""
         return False
 
     @property
@@ -224,7 +224,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
 
 class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
-    """A recording of GPUs. `summary`: what is known of it beside its ops; `recorded`: the recording itself, None if
+    """A recording of GPUs. `summary`: what is known of it besides its ops; `recorded`: the recording itself, None if
     only its op trace is left; `measured`: steps of the same job without a profiler, None if it has not been timed.
     """
 

@@ -200,10 +200,10 @@ def _cells(job: PipelineSubject, place: str, grid: OpGrid) -> Bools:
     if place not in (_BETWEEN_STEPS, _WITHIN_STEPS):
         return np.ones((1, 1, 1, 1), np.bool_)
     starts = [block.start for block in job.replay.graph.blocks]
-    begun = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
+    first_begin = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
     if not forwards(job).empty:
-        np.fmin(begun, np.fmin.reduce(forwards(job).gather(starts), axis=1, keepdims=True), out=begun)
-    before = grid.gather(starts) < begun
+        np.fmin(first_begin, np.fmin.reduce(forwards(job).gather(starts), axis=1, keepdims=True), out=first_begin)
+    before = grid.gather(starts) < first_begin
     return before if place == _BETWEEN_STEPS else ~before
 
 

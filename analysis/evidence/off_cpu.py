@@ -206,8 +206,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             return self.work_of((*_FORWARD, *_BACKWARD))
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         total, seen = np.zeros(shape), np.zeros(shape, np.bool_)
-        own = self.duration_s[:, None] - self.waited_s
-        np.add.at(total, (self.worker[:, None], np.arange(shape[1])[None, :], self.step[:, None]), own)
+        own_s = self.duration_s[:, None] - self.waited_s
+        np.add.at(total, (self.worker[:, None], np.arange(shape[1])[None, :], self.step[:, None]), own_s)
         seen[self.worker, :, self.step] = True
         return np.where(seen, total, np.nan)
 
@@ -238,8 +238,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     def beyond_s(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works longer on ops of these kinds than its peers, [workers, ranks, steps]."""
-        own = self.work_of(kinds)
-        return np.asarray(own - of_peers(own, 1))
+        own_s = self.work_of(kinds)
+        return np.asarray(own_s - of_peers(own_s, 1))
 
     def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
         """When each rank is late because of ops of these kinds, one member per (worker, rank).
@@ -323,12 +323,12 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
     inside = np.isin(cell, cells)
     worker = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
     kind = ops["kind"].cat.physical().to_numpy()
-    nobody = pl.lit([0.0] * ranks)
+    no_waits = pl.lit([0.0] * ranks)
     lasted, waited = (
-        ops.select(pl.when(pl.col(name).list.len() > 1).then(name).otherwise(nobody)).to_series().list.to_array(ranks)
+        ops.select(pl.when(pl.col(name).list.len() > 1).then(name).otherwise(no_waits)).to_series().list.to_array(ranks)
         for name in (LASTED, WAITED)
     )
-    own = lasted.to_numpy() - waited.to_numpy()
+    own_s = lasted.to_numpy() - waited.to_numpy()
     timed = (ops[LASTED].list.len() > 1).fill_null(value=False).to_numpy() & inside
     recorded = np.zeros((len(cells), len(graph.steps)), np.bool_)
     recorded[worker[timed], step[timed]] = True
@@ -336,7 +336,7 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
     for code in np.unique(kind[timed]).tolist():
         of_kind = inside & (kind == code)
         total = np.zeros((len(cells), ranks, len(graph.steps)))
-        np.add.at(total, (worker[of_kind][:, None], np.arange(ranks)[None, :], step[of_kind][:, None]), own[of_kind])
+        np.add.at(total, (worker[of_kind][:, None], np.arange(ranks)[None, :], step[of_kind][:, None]), own_s[of_kind])
         work[KINDS[code]] = np.where(recorded[:, None], np.maximum(total, 0.0), np.nan)
     return work or None
 
@@ -417,11 +417,11 @@ def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, F
 
 def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
     """As `stops_of`, of [members, steps]. `stops_s`: the part of `off_s` within computes."""
-    none = np.zeros(off_s.shape)
+    zeros = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > WAITS.usual_share:  # threads wait for the devices that compute
-        return none
+        return zeros
     # What keeps all members off the CPU in one step, such as a first step that loads libraries, stops none of them.
     off_s = np.maximum(off_s - of_peers(off_s, 0), 0.0)
     stops_s = np.minimum(stops_s, off_s)
@@ -441,11 +441,11 @@ def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s:
     for member in np.flatnonzero(hit):
         hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], stopped[member])
     if 2 * hit.sum() > hit.size:
-        return none
+        return zeros
     # Time off the CPU that a member also has in its other steps is not the stop.
     otherwise_s = median(np.where(stopped, np.nan, off_s), (1,))[:, None]
     lasts_s = np.maximum(stops_s, off_s - np.nan_to_num(otherwise_s))
-    return np.where(stopped & hit[:, None], lasts_s, none)
+    return np.where(stopped & hit[:, None], lasts_s, zeros)
 
 
 def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:

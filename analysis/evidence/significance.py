@@ -209,10 +209,10 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     longer = seen > SIGNIFICANCE.memory_errors * error or steps < SIGNIFICANCE.fewest_steps
     longest = min(seen + error, SIGNIFICANCE.longest_memory) if longer else seen
     unexplained = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
-    own = (deviation**2).mean(axis=1) / np.maximum(unexplained, SIGNIFICANCE.variance_left)
-    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
+    own_variance = (deviation**2).mean(axis=1) / np.maximum(unexplained, SIGNIFICANCE.variance_left)
+    usual = float(np.median(own_variance)) if members >= SIGNIFICANCE.fewest_members else float(own_variance.mean())
     # A member more restless than its peers has a larger error; its few steps determine that only roughly.
-    variance = np.maximum(np.maximum(usual, own), SIGNIFICANCE.sigma**2)
+    variance = np.maximum(np.maximum(usual, own_variance), SIGNIFICANCE.sigma**2)
     spread = 0.0
     if members >= SIGNIFICANCE.fewest_members and quiet.any():
         level_spread = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
@@ -232,8 +232,8 @@ def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Float
 
     The half of the members that deviates least shows what the noise remembers: a drift looks like a long memory.
     """
-    own = (deviation**2).sum(axis=1)
-    quiet = own <= np.median(own)
+    own_squares = (deviation**2).sum(axis=1)
+    quiet = own_squares <= np.median(own_squares)
     memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), SIGNIFICANCE.longest_memory)
     pooled = max(independent, 1.0) if len(series) >= SIGNIFICANCE.fewest_members else 1.0
     level, nats, parameters = _curves(series, deviation, memory, pooled)
@@ -245,8 +245,8 @@ def _over_stretches(deviation: Floats, levels: Ints) -> float:
     (members, steps), stretches = deviation.shape, SIGNIFICANCE.stretches
     length = steps // stretches
     means: Floats = deviation[:, steps - length * stretches :].reshape(members, stretches, length).mean(axis=2)
-    own: Floats = (means**2).sum(axis=1) / (stretches - levels)
-    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
+    own_variance: Floats = (means**2).sum(axis=1) / (stretches - levels)
+    usual = float(np.median(own_variance)) if members >= SIGNIFICANCE.fewest_members else float(own_variance.mean())
     return float(usual * length / steps)
 
 

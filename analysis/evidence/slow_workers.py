@@ -145,9 +145,9 @@ def worker_factor(job: PipelineSubject) -> Floats:
     profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    both = factor_by_step(job)
-    slow = both > 1
-    factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
+    factors = factor_by_step(job)
+    slow = factors > 1
+    factor: Floats = np.where(slow, factors, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
 
 
@@ -238,8 +238,8 @@ def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
     if level is None or not machines.any():
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
-    both = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
-    return np.asarray(np.where(machines, np.where(both, usual, rank), 1.0))
+    for_both_reasons = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
+    return np.asarray(np.where(machines, np.where(for_both_reasons, usual, rank), 1.0))
 
 
 def ranks_with_more_data(job: PipelineSubject) -> Bools:
@@ -481,14 +481,14 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     other = profile.slow_worker[..., ::-1] if len(job.dp_ranks) == 2 else 1.0
     level = profile.worker_by_step / profile.slow_worker * other
     seconds = profile.base_s.sum(axis=2)[:, :, None, None]
-    both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
-    own = np.log(safe(both))
-    own = own - nan_mean(own, (1,))[:, None]
+    all_kinds = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    log_factor = np.log(safe(all_kinds))
+    log_factor = log_factor - nan_mean(log_factor, (1,))[:, None]
     ops = 2 * job.table.shape[2] * job.table.shape[3]
     expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
-    seen = float(np.nanmean(own**2))
+    seen = float(np.nanmean(log_factor**2))
     shows = seen > SLOW_WORKERS.variance_ratio * expected
-    even = 1 / np.exp(np.nan_to_num(own))
+    even = 1 / np.exp(np.nan_to_num(log_factor))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
 
 
@@ -539,8 +539,8 @@ def _card(gpu: Mapping[str, Any]) -> SampledGpu:
 def shares_card(job: Subject, workers: Iterable[Worker]) -> bool:
     """Whether one of `workers` computes on the GPU of another worker."""
     slow, cards = set(workers), cards_of(job) or {}
-    own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
-    return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
+    uuids = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
+    return any(card.uuid in uuids for worker, card in cards.items() if worker not in slow)
 
 
 def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | None:
@@ -590,9 +590,9 @@ def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
 def _own_and_peers(job: Subject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
     """The GPUs of `workers`, and those of the other workers that are of the same models."""
     slow, cards = set(workers), cards_of(job) or {}
-    own = [card for worker, card in cards.items() if worker in slow]
-    models = {card.model for card in own}
-    return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
+    own_cards = [card for worker, card in cards.items() if worker in slow]
+    models = {card.model for card in own_cards}
+    return own_cards, [card for worker, card in cards.items() if worker not in slow and card.model in models]
 
 
 def _faulty(cards: Iterable[SampledGpu]) -> bool:

@@ -197,12 +197,12 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         del changes
         return saving_error_s(saving, self.replay_error * self.measured_s)
 
-    def explained(self, change: Intervention, other: Intervention, beside: Sequence[Intervention] = ()) -> float:
+    def explained(self, change: Intervention, other: Intervention, after: Sequence[Intervention] = ()) -> float:
         """Return the share of what `change` saves that is gone after `other`, 0 to 1; 0 if it saves nothing. Both come
-        after the changes in `beside`.
+        after the changes in `after`.
         """
-        saved_s = float((self.step_times(beside) - self.step_times((*beside, change))).mean())
-        left_s = float((self.step_times((*beside, other)) - self.step_times((*beside, other, change))).mean())
+        saved_s = float((self.step_times(after) - self.step_times((*after, change))).mean())
+        left_s = float((self.step_times((*after, other)) - self.step_times((*after, other, change))).mean())
         return 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
 
     @abstractmethod

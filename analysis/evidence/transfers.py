@@ -162,10 +162,10 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             for stage in (slot // 2, (slot // 2 + 1) % stages):
                 with_one = np.zeros(seconds.shape)
                 for one_begin, one_end, counts in zip(ring_begin[stage], ring_end[stage], share[stage], strict=True):
-                    both = np.minimum(end, one_end)
-                    both -= np.maximum(begin, one_begin)
-                    np.fmax(both, 0.0, out=both)
-                    with_one += both * counts[:, None]
+                    overlap = np.minimum(end, one_end)
+                    overlap -= np.maximum(begin, one_begin)
+                    np.fmax(overlap, 0.0, out=overlap)
+                    with_one += overlap * counts[:, None]
                 np.maximum(shared[slot], with_one, out=shared[slot])
             np.minimum(shared[slot], np.nan_to_num(seconds), out=shared[slot])
 
@@ -264,7 +264,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         for slot, dp_index in np.argwhere(slow):
             links = np.zeros(self.link_s.shape, np.bool_)
             links[slot, dp_index] = True
-            sharing_cards = self.beside(links)
+            sharing_cards = self.sharing_cards(links)
             steps = np.asarray(unexplained.transpose(1, 0, 2)[:, sharing_cards].any(axis=1))
             fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], TRAFFIC.fastest_share)
             slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
@@ -305,8 +305,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """The number of steps in which a link or card must be slow."""
         return fewest_of(self.seconds.shape[2])
 
-    def beside(self, links: Bools) -> Bools:
-        """Links that share a card with any of `links` [slots, dp_ranks], including these."""
+    def sharing_cards(self, links: Bools) -> Bools:
+        """Links that share a card with any of `links`, [slots, dp_ranks], including these."""
         together = links.copy()
         for side in (SENDING, RECEIVING):
             host = self.hosts_of_flows(side)

@@ -195,8 +195,8 @@ def between(graph: OpGraph, wanted: Bools, exchanges: Exchanges) -> Ints:
     fed, feeds = np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
     member[exchanges.dispatch] = member[exchanges.combine] = np.arange(len(exchanges.pair))
     fed[exchanges.dispatch] = feeds[exchanges.combine] = True
-    near = (member[graph.before] == member[graph.after]) & (member[graph.before] >= 0)
-    before, after = graph.before[near], graph.after[near]
+    same_member = (member[graph.before] == member[graph.after]) & (member[graph.before] >= 0)
+    before, after = graph.before[same_member], graph.after[same_member]
     fed, feeds = _spread(fed, before, after), _spread(feeds, after, before)
     return np.where(wanted & fed & feeds, member, -1)
 

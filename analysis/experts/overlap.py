@@ -106,11 +106,11 @@ def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollecti
     exposed: dict[str, float] = {}
     for ops in by_rank.values():
         compute = union(ops.filter("computes"))
-        for (name,), own in ops.filter("communicates").group_by("short"):
-            alone = union(own)
+        for (name,), ops_of_name in ops.filter("communicates").group_by("short"):
+            alone = union(ops_of_name)
             exposed[str(name)] = exposed.get(str(name), 0.0) + length(alone) - both(alone, compute)
-    every = pl.concat(by_rank.values()).filter("communicates").group_by("short")
-    rows = every.agg(pl.len(), pl.col("duration").sum(), pl.col("wait").sum())
+    by_name = pl.concat(by_rank.values()).filter("communicates").group_by("short")
+    rows = by_name.agg(pl.len(), pl.col("duration").sum(), pl.col("wait").sum())
     for name, ops, seconds, waited in rows.sort("duration", "short", descending=[True, False]).iter_rows():
         yield OverlapOfCollective(name, ops, seconds, exposed[name], waited)
 

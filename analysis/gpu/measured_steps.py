@@ -89,9 +89,9 @@ class MeasuredSteps(Struct, frozen=True):
 
     def check(self, name: str, ranks: int | None, gpu: str | None) -> None:
         """Raise SelectionError if the recording `name` is of another job, by ranks or model; None if unknown."""
-        for what, measured, recorded in (("ranks", self.ranks, ranks), ("GPU", self.gpu, gpu)):
+        for noun, measured, recorded in (("ranks", self.ranks, ranks), ("GPU", self.gpu, gpu)):
             if None not in (measured, recorded) and measured != recorded:
-                raise self._of_another_job(name, f"{what}: {measured} and {recorded}")
+                raise self._of_another_job(name, f"{noun}: {measured} and {recorded}")
 
     def factor(self, name: str, step_s: Callable[[float], float]) -> float:
         """Return how many times recording costs what the recording `name` shows of it, so that the replayed step is as
@@ -277,6 +277,6 @@ def typical(steps_s: Sequence[Floats]) -> Estimate:
     """
     medians = [float(np.median(times_s)) for times_s in steps_s]
     value = medians[0]
-    wide = _WIDE * float(np.median(np.abs(steps_s[0] - value))) / len(steps_s[0]) ** 0.5
+    half_width = _WIDE * float(np.median(np.abs(steps_s[0] - value))) / len(steps_s[0]) ** 0.5
     low, high = min(medians), max(medians)
-    return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))
+    return Estimate(value, value - hypot(value - low, half_width), value + hypot(high - value, half_width))

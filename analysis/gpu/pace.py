@@ -111,9 +111,9 @@ class PaceOfPeers:
         critical = self._critical if ops.comparable is None else self._critical[ops.comparable[self._critical]]
         critical_rank, saved = ops.rank[critical], np.zeros(len(ranks))
         for index, rank in enumerate(ranks.tolist()):
-            own = critical[critical_rank == rank]
-            classes = self._class[own]
-            saved[index] = (self.cost[own] - self._usual(classes, index) / self._counts[classes, index]).sum()
+            own_ops = critical[critical_rank == rank]
+            classes = self._class[own_ops]
+            saved[index] = (self.cost[own_ops] - self._usual(classes, index) / self._counts[classes, index]).sum()
         saved /= len(self.graph.steps)
         saved[np.isin(ranks, ops.rank[self._calls])] = np.inf
         return saved

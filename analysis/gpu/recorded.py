@@ -1,4 +1,4 @@
-"""What a recording of GPUs shows beside its ops: what was compared, who waited, what the GPUs did.
+"""What a recording of GPUs shows besides its ops: what was compared, who waited, what the GPUs did.
 
 In: a `GpuRecording`, its matches and clocks. Out: `Recorded`, which evidence and reports read; `Kept`, the part that
 its op trace keeps; `Waits` and `LateRanks`.
@@ -69,7 +69,7 @@ class HostActivity(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """What the op trace of a recording keeps of it beside the ops, so that it can be diagnosed again.
+    """What the op trace of a recording keeps of it besides the ops, so that it can be diagnosed again.
 
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
@@ -354,8 +354,8 @@ class Waits:
     @property
     def waited_for(self) -> Floats:
         """Seconds that each rank (first axis) waited for each other rank, over all groups, [ranks, ranks]."""
-        none = np.zeros((len(self.ranks), len(self.ranks)))
-        return np.asarray(sum((group.waited for group in self.by_group), none))
+        zeros = np.zeros((len(self.ranks), len(self.ranks)))
+        return np.asarray(sum((group.waited for group in self.by_group), zeros))
 
 
 def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:

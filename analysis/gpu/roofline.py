@@ -38,7 +38,7 @@ _BYTES = {
     "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
 }  # fmt: skip
 _HALF = {"c10::half", "c10::bfloat16"}
-_QUARTER = {name for name, wide in _BYTES.items() if wide == 1}
+_QUARTER = {name for name, size in _BYTES.items() if size == 1}
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"}
 _PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
 _HEAD = ("name", *_PEAKS, "processors")
@@ -79,16 +79,16 @@ class Card(Struct, frozen=True):
 @cache
 def cards() -> tuple[Card, ...]:
     """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
-    own = os.environ.get("TRACEKIT_CARDS")
+    path = os.environ.get("TRACEKIT_CARDS")
     built_in = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
-    if not own:
+    if not path:
         return built_in
     try:
-        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *built_in)
+        return (*_cards(Path(path).read_text(encoding="utf-8-sig").splitlines()), *built_in)
     except OSError as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
+        raise FormatError(f"TRACEKIT_CARDS={path}: {error.strerror or error}; check the path") from None
     except (ValueError, csv.Error) as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected a table with the head {','.join(_HEAD)}") from None
+        raise FormatError(f"TRACEKIT_CARDS={path}: {error}; expected a table with the head {','.join(_HEAD)}") from None
 
 
 def _cards(lines: Sequence[str]) -> Iterator[Card]:
@@ -164,13 +164,13 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     ]
     if not tensors:
         return None, None, None
-    read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
+    read, item_bytes = float(sum(math.prod(size) * item_bytes for size, item_bytes in tensors)), tensors[0][1]
     shape = product_shape(op, [size for size, _ in tensors])
     if shape is not None:
         batch, m, n, k = shape
-        written = batch * m * n * wide
+        written = batch * m * n * item_bytes
         return 2.0 * batch * m * n * k, read + written, written
-    written = max(math.prod(size) for size, _ in tensors) * wide
+    written = max(math.prod(size) for size, _ in tensors) * item_bytes
     return None, read + written, written
 
 
@@ -317,8 +317,8 @@ def _fused_s(first: _Kernel, second: _Kernel, card: Card | None, *, backward: bo
     if card is None or not (flops and moved and scores and more and more_moved):
         return math.nan
     dtype = next((str(dtype) for dtype in first.types if str(dtype)), "")
-    times, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
-    return roofline_s(times * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
+    flops_factor, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
+    return roofline_s(flops_factor * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
 
 
 def _as_others(fused_s: Floats, group: Ints, name: Ints, softmax: Bools) -> Floats:

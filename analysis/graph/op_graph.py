@@ -116,10 +116,10 @@ class OpGraph:
     def describe(self, op: int) -> str:
         """The name of an op in messages."""
         named = next((name for name in ("name", "kind") if name in self.labels), None)
-        what = self.peer_names[self.peer[op]]
+        name = self.peer_names[self.peer[op]]
         if named is not None and self.labels[named].codes[op] != UNLABELLED:
-            what = str(self.labels[named].value(int(self.labels[named].codes[op])))
-        return f"{what} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
+            name = str(self.labels[named].value(int(self.labels[named].codes[op])))
+        return f"{name} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """The graph in networkx, for exploration: a node per op with all labels, edges with `why`."""

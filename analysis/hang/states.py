@@ -50,7 +50,7 @@ class Rendezvous:
 
 
 def find_rendezvous(record: FlightRecord) -> Rendezvous:
-    """Collectives and transfers that are unfinished somewhere, in the order in which they were first issued."""
+    """Collectives and transfers that are unfinished on some rank, in the order in which they were first issued."""
     doubtful = [rank for rank, dump in record.dumps.items() if dump.doubt is not None]
     rendezvous, impossible = _find(record, doubtful)
     if not impossible:
@@ -146,8 +146,8 @@ def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
         pl.col("sequence").filter(done).max().alias("last_done"),
     )
     statuses = _statuses(record)
-    both = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
-    return both.select(
+    merged = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
+    return merged.select(
         "rank",
         "group",
         pl.when(certain).then(pl.max_horizontal("seen", "issued")).alias("issued"),
@@ -239,11 +239,11 @@ def _transfers(
             pl.col("id").cast(pl.Int64), pl.lit(value=False).alias("needs_all"), pl.lit(value=True).alias("p2p")
         )
     )
-    both = pl.concat(
+    sides = pl.concat(
         [operations.select("id", *pair, "place", pl.col(end).alias("rank")) for end in ("source", "target")]
     )
     members = (
-        both.filter(pl.col("rank") != NOBODY)
+        sides.filter(pl.col("rank") != NOBODY)
         .unique(["id", "rank"])
         .join(
             ends.select("rank", *pair, "place", "order", "progress", "call_site"),

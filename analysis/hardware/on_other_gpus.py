@@ -95,11 +95,11 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
 
 def _ties(answers: Sequence[OnGpu], number: int) -> Sequence[int]:
     """The answers whose intervals overlap with that of this one; -1 for the job as it is."""
-    own = answers[number].step_time_s.in_production
-    others = [(-1, own.now, own.now)]
+    interval = answers[number].step_time_s.in_production
+    others = [(-1, interval.now, interval.now)]
     steps = [answer.step_time_s.in_production for answer in answers]
     others += [(place, step.low, step.high) for place, step in enumerate(steps) if place != number]
-    return [place for place, low, high in others if low <= own.high and own.low <= high]
+    return [place for place, low, high in others if low <= interval.high and interval.low <= high]
 
 
 def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tuple[Passport, list[str]]:

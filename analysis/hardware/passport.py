@@ -128,8 +128,8 @@ def _checked(path: str | os.PathLike[str], table: pl.DataFrame) -> pl.DataFrame:
     kernels = table.select(pl.col(name).cast(kind, strict=False) for name, kind in KERNEL_SCHEMA.items())
     times = pl.col("time_s").is_between(1e-9, 1e6)
     sizes = [pl.col(name).is_between(0, 1 << 40) for name in _SIZES]
-    product = pl.col("kind") != "matmul"
-    shaped = [product | (pl.col(name) >= 1) for name in _SIZES]
+    no_product = pl.col("kind") != "matmul"
+    shaped = [no_product | (pl.col(name) >= 1) for name in _SIZES]
     sane = times & pl.col("bytes").is_finite() & pl.all_horizontal(*sizes, *shaped)
     named = pl.all_horizontal(pl.col(name).is_not_null() for name in _NAMES)
     wrong = kernels.select((~(sane & named)).fill_null(value=True).arg_true()).to_series()

@@ -277,12 +277,12 @@ def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_t
     """The kernels that both tables have, None if there are none."""
     same = [*_SIZES, *([] if product else ["op"]), *(["dtype"] if same_type else [])]
     means = [table.group_by(same).agg(pl.col("time_s").log().mean()) for table in (source, target)]
-    both = means[0].join(means[1], on=same, suffix="_then").sort(same)
-    if both.is_empty():
+    measured = means[0].join(means[1], on=same, suffix="_then").sort(same)
+    if measured.is_empty():
         return None
-    sizes = np.log2(np.maximum(both.select(_SIZES).to_numpy().astype(np.float64), 1.0))
+    sizes = np.log2(np.maximum(measured.select(_SIZES).to_numpy().astype(np.float64), 1.0))
     places = sizes if product else sizes.sum(axis=1, keepdims=True)
-    return _Pairs(places, both["time_s_then"].to_numpy() - both["time_s"].to_numpy())
+    return _Pairs(places, measured["time_s_then"].to_numpy() - measured["time_s"].to_numpy())
 
 
 class Work(Struct, frozen=True):
@@ -344,10 +344,10 @@ def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs
     if kind == KernelClass.MATRIX_PRODUCT:
         return Work("matmul", dtype, product_shape(operator, dims), switched=True)
     elements = element_count(dims)
-    both = f"{operator} {name}"
-    if _SOFTMAX.search(both):
+    names = f"{operator} {name}"
+    if _SOFTMAX.search(names):
         return Work("softmax", dtype, elements=elements, keeps_type=True)
-    if _NORM.search(both):
+    if _NORM.search(names):
         return Work("norm", dtype, elements=elements, keeps_type=True)
     keeps_type = _FLOAT32.search(operator) is not None
     return Work("copy" if _COPY.search(operator) else "elementwise", dtype, elements=elements, keeps_type=keeps_type)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
 #: A label with more values than this is attributed only on request.
 MOST_VALUES_UNASKED = 512
-#: Columns of a recording's GPU ops that reports read beside the op trace.
+#: Columns of a recording's GPU ops that reports read besides the op trace.
 _READ_OF_GPU_OPS = (
     "rank", "start", "duration", "name", "activity", "kernel_class", "shape", "launch", "collective", "received",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class OfGraph(Job):
         return GraphReplay(self.graph, measure_op_durations(self.graph))
 
     def recorded(self) -> Recorded | None:
-        """Return what a recording of GPUs shows beside its ops; None for other op traces."""
+        """Return what a recording of GPUs shows besides its ops; None for other op traces."""
         return None
 
     @cached_property

@@ -450,7 +450,7 @@ def _contributions(
 
 
 def _by_worker(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> list[OfWorker]:
-    """Exact S of every worker beside the paper's approximation min(S_dp, S_pp), worst first."""
+    """Exact S of every worker next to the paper's approximation min(S_dp, S_pp), worst first."""
     workers = [Worker(dp_rank, stage) for dp_rank in attribution.dp_ranks for stage in range(attribution.stages)]
     errors = attribution.errors(attribution.by_worker.reshape(len(attribution.steps), -1))
     nodes = [(rank, None if rank is None else hosts.get(rank)) for rank in map(ranks.get, workers)]

@@ -362,10 +362,10 @@ def _pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
 def _requests(generations: Generations) -> BarTimeline:
     """The requests of the longest generation, by engine and start."""
     ran, longest = generations.ran, int(generations.recorded.argmax())
-    own, tail = np.flatnonzero(ran.step == longest), generations.longest()[longest]
-    own = own[np.lexsort((ran.start[own], ran.engine[own]))]
-    drawn = own[np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST_REQUESTS)).astype(int))].tolist()
-    first = float(ran.submit[own].min())
+    rows, tail = np.flatnonzero(ran.step == longest), generations.longest()[longest]
+    rows = rows[np.lexsort((ran.start[rows], ran.engine[rows]))]
+    drawn = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_REQUESTS)).astype(int))].tolist()
+    first = float(ran.submit[rows].min())
 
     def bars() -> Iterator[TimelineBar]:
         for row, request in enumerate(drawn):

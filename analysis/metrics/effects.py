@@ -297,10 +297,12 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     center, sigma = spread_of(usual["usual"].to_numpy())
     fingerprint = (pl.col("usual") - center).abs() <= EFFECTS.sigmas * sigma
     usual = usual.with_columns(usual=pl.when(fingerprint).then("usual").otherwise(center))
-    own = residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
+    departures = (
+        residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
+    )
     width = max(int(EFFECTS.smoothed_s / spacing), 1)
     smoothed = pl.col("r").rolling_median_by("moment", f"{width}i", min_samples=max(width * 3 // 4, 1)).over("series")
-    departures = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")
+    departures = departures.with_columns(smoothed=smoothed).drop_nulls("smoothed")
     return None if departures.is_empty() else departures.with_columns(pl.col("time") - EFFECTS.smoothed_s / 2)
 
 

@@ -164,7 +164,7 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         rates = samples.with_columns(before=before, value=rise / (pl.col("time") - before))
         return rates.filter(pl.col("value") >= 0)
 
-    def why_not_one(self, host: str, metric: str) -> str | None:
+    def why_not_one_machine(self, host: str, metric: str) -> str | None:
         """Why the series of a host are not those of one machine, in words; None if they can be."""
         full = sorted(name for name in self.names.get(host, ()) if "." in name and name != host)
         if len(full) > 1:
@@ -181,8 +181,8 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         )
         for device, uuids in own.select("device", "uuid").iter_rows():
             if len(uuids) > 1:
-                both = " and ".join(sorted(uuids)[:2])
-                return f"device {device} was replaced, or hosts share a name: {both}"
+                uuids_text = " and ".join(sorted(uuids)[:2])
+                return f"device {device} was replaced, or hosts share a name: {uuids_text}"
             for uuid in uuids:
                 where = places.filter(uuid=uuid)
                 if where.height > 1:

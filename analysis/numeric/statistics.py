@@ -233,7 +233,7 @@ def differences_from_runs(runs: Sequence[Floats], after: Floats, confidence: flo
         return differences_of_means(runs[0], after, confidence)
     means = np.stack([_mean(run) for run in runs])
     mean = _mean(means)
-    around = np.concatenate([run - own + mean for run, own in zip(runs, means, strict=True)])
+    around = np.concatenate([run - run_mean + mean for run, run_mean in zip(runs, means, strict=True)])
     between = np.sqrt(((means - mean) ** 2).sum(axis=0) / (len(runs) - 1))
     return replace(differences_of_means(around, after, confidence), runs=len(runs), between=between)
 

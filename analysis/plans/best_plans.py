@@ -237,8 +237,10 @@ def search(
         # Splits with a bound of at most `replayed_s` have been replayed, those within the limit are next.
         replayed_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
         while limit_s > replayed_s and proven_s < min(best_s * (1 - ROUNDING), dropped_s):
-            near = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
-            pieces, left_s = zip(*(kind.leaves(limit_s - optimizer_s, most_parts) for kind in near), strict=True)
+            within_limit = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
+            pieces, left_s = zip(
+                *(kind.leaves(limit_s - optimizer_s, most_parts) for kind in within_limit), strict=True
+            )
             dropped_s = min(dropped_s, max(min(left_s) + optimizer_s, proven_s))
             leaves = _joined(pieces)
             of_kind = np.repeat(np.arange(len(pieces)), [len(piece.bound_s) for piece in pieces])

@@ -227,10 +227,10 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
     notes = [f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {fitted.error:.1%}"]
     if rate is not None and recorded.ready_s.max() > 0:
         backward_s = np.diff(recorded.computed_until(sizes_mb, rate), prepend=0.0)[::-1]
-        both = (
+        speeds = (
             f"while both run, the backward has {cost.compute_rate:.0%} of its speed, reductions {cost.reduce_rate:.0%}"
         )
-        notes.append(both if delay_s is not None else NO_DELAY)
+        notes.append(speeds if delay_s is not None else NO_DELAY)
     buckets = _buckets(sizes_mb, split, gradients.bucket_cap_mb, gradients.first_bucket_mb)
     # The line is off by its error of each reduction, the step only by that of all reductions.
     off_s = fitted.error * float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
@@ -265,7 +265,7 @@ class FittedReduction(Struct, frozen=True):
 
 
 class Buckets(Struct, frozen=True, eq=False):
-    """Buckets of a step, [buckets]: MiB, seconds of service alone and beside the backward, and seconds from the start
+    """Buckets of a step, [buckets]: MiB, seconds of service alone and during the backward, and seconds from the start
     of the last backward until each was ready.
     """
 
@@ -276,9 +276,9 @@ class Buckets(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, rows: list[tuple[float, float, float, float]]) -> Buckets:
-        """The buckets of recorded rows (bytes, alone, beside, ready), without those of no length."""
-        size, alone, beside, ready = np.array([row for row in rows if row[1] + row[2] > 0], float).reshape(-1, 4).T
-        return cls(size / MB, alone, beside, ready)
+        """The buckets of recorded rows (bytes, alone, in the backward, ready), without those of no length."""
+        size, alone, in_backward, ready = np.array([row for row in rows if row[1] + row[2] > 0], float).reshape(-1, 4).T
+        return cls(size / MB, alone, in_backward, ready)
 
     def compute_rate(self, delay_s: float) -> float:
         """How fast the backward computes while gradients are reduced, if that delays it by `delay_s`."""

@@ -238,8 +238,8 @@ def _medians(path: Path) -> tuple[Floats, Floats]:
             raise FormatError(f"{path}, line {number}: {','.join(map(str, values))}; expected a count and seconds")
         by_count.setdefault(count, []).append(step_s)
     if len(by_count) < 2:
-        many = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
-        raise FormatError(f"{path}: {many}; a line needs runs with two counts or more")
+        counts_text = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
+        raise FormatError(f"{path}: {counts_text}; a line needs runs with two counts or more")
     counts = sorted(by_count)
     medians = np.array([np.median(by_count[count]) for count in counts])
     if medians[-1] <= medians[0]:

@@ -59,7 +59,7 @@ def optimize(
     """
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
-    begun = monotonic()
+    started_at = monotonic()
     result = search(model, model.memory_gb, time_limit_s=time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     now = timed(model, model.now)
     in_time = bool(result.plans)
@@ -82,7 +82,7 @@ def optimize(
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else reason,
         gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
-        front=list(map(_front_plan, front(model, result, begun + time_limit_s))),
+        front=list(map(_front_plan, front(model, result, started_at + time_limit_s))),
         limit_gb=model.memory_gb,
         now=_front_plan(now),
         error=error,

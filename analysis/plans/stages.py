@@ -201,7 +201,7 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
         ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
-        computed, both, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
+        computed, overlapped_s, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
         if self.model.replicas == 1:
             return float(ready[end] - ready[end - sum(buckets)])
         arrivals: list[float] = []  # seconds of service
@@ -209,14 +209,14 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         for count in buckets:
             behind -= count
             before, computed = computed, float(ready[end] - ready[behind])
-            both = min(both + (computed - before) / reduce.compute_rate, work / reduce.reduce_rate)
-            arrivals.append(both * reduce.reduce_rate)
+            overlapped_s = min(overlapped_s + (computed - before) / reduce.compute_rate, work / reduce.reduce_rate)
+            arrivals.append(overlapped_s * reduce.reduce_rate)
             works.append(float(self._cost(behind)[count - 1]))
             work += works[-1]
         later = np.maximum(served_until(arrivals, works, reduce.at_once) - arrivals[-1], 0.0)
         copies = -reduce.copy_per_mb_s * np.diff(self._mb_until[end - np.cumsum([0, *buckets])])
         copied = later + np.cumsum(copies[::-1])[::-1]
-        return float(computed + both * (1 - reduce.compute_rate) + copied.max())
+        return float(computed + overlapped_s * (1 - reduce.compute_rate) + copied.max())
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""

@@ -346,13 +346,13 @@ class _System:
         self._joined = (~np.isnan(ties.ends).all(axis=0)).astype(np.float64)
         self._offsets = np.zeros((runs, stages, dp_ranks))
         self._after, self._before = np.roll(np.arange(stages), -1), np.roll(np.arange(stages), 1)
-        wide = sum(group.all_stages for group in ties.groups)
+        over_stages = sum(group.all_stages for group in ties.groups)
         identity = np.eye(stages)
         between = (np.roll(identity, 1, axis=1) - identity)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
         ends = identity[:1] - identity[-1:] if self._joined.any() else identity[:0]
         chain = between.T @ between + ends.T @ ends + identity
         self._of_deviation = np.linalg.inv(chain + len(ties.groups) * identity)
-        self._of_mean = np.linalg.inv(chain + wide * (identity - 1 / stages))
+        self._of_mean = np.linalg.inv(chain + over_stages * (identity - 1 / stages))
         links = self._linked[self._linked.any(axis=1)]
         all_links = bool(links.all() and np.ptp(self._joined) == 0)
         self._complete = all_links and all(group.complete for group in self._groups)

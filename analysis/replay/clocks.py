@@ -257,18 +257,18 @@ class _Measurement:
         if not suspects.any():
             return Clocks.correct(self.seen.steps, linked)
         self.lanes = _with_company(suspects)
-        ties, near = ties.only(self.lanes), linked[:, self.lanes]
+        ties, linked_lanes = ties.only(self.lanes), linked[:, self.lanes]
         offsets = estimate_offsets(ties, EXACTNESS * self.floor_s)
-        reference = self._in_step(offsets, near)
-        offsets = _relative(offsets, reference, near)
+        reference = self._in_step(offsets, linked_lanes)
+        offsets = _relative(offsets, reference, linked_lanes)
         witnesses = question(ties, offsets, self.floor_s)
         flat = offsets.reshape(len(runs), -1)
         times = np.array([self.times[run].mean() for run in runs])
         courses = fit_courses(flat, times, witnesses.scatter_s.ravel(), self.floor_s)
         off = np.abs(courses.ahead_s).max(axis=0) > np.maximum(self.floor_s, ERRORS * courses.error_s)
-        first = self._first_after_jump(runs, courses, off, reference, near)
+        first = self._first_after_jump(runs, courses, off, reference, linked_lanes)
         ahead = self._by_step(runs, courses, off, first)
-        alone = np.bincount(near.ravel(), minlength=linked.size)[near.ravel()] < 2
+        alone = np.bincount(linked_lanes.ravel(), minlength=linked.size)[linked_lanes.ravel()] < 2
         return Clocks(
             offset_s=self._everywhere(ahead.mean(axis=0)),
             drift=self._everywhere(np.where(off, courses.drift, 0.0)),
@@ -289,31 +289,31 @@ class _Measurement:
 
     def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
         """Values of the compared workers, [..., workers], as [..., stages, dp_ranks]; `rest` for the others."""
-        wide = np.full((*values.shape[:-1], *self.seen.firsts.shape[1:]), rest, values.dtype)
-        wide[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
-        return wide
+        full = np.full((*values.shape[:-1], *self.seen.firsts.shape[1:]), rest, values.dtype)
+        full[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
+        return full
 
     def _in_step(self, offsets: Floats, linked: Ints) -> Bools:
         """Mask of clocks taken as correct: the most common time among those that can be compared, [workers]."""
         runs = len(offsets)
         flat = offsets.reshape(runs, -1)
         parts = np.stack([np.median(flat[part], axis=0) for part in _runs(np.arange(runs), min(3, runs))])
-        near = max(self.floor_s, ERRORS * MEDIAN_ERROR * scatter(flat) / np.sqrt(max(runs // 3, 1)))
+        tolerance_s = max(self.floor_s, ERRORS * MEDIAN_ERROR * scatter(flat) / np.sqrt(max(runs // 3, 1)))
         chosen = np.zeros(flat.shape[1], np.bool_)
         for number in np.unique(linked):
             members = np.flatnonzero(linked.ravel() == number)
             candidates = members[np.unique(np.linspace(0, len(members) - 1, MOST_CANDIDATES).astype(np.int64))]
             distance = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
-            agreeing = (distance <= near).sum(axis=1)
+            agreeing = (distance <= tolerance_s).sum(axis=1)
             best = candidates[agreeing == agreeing.max()]
             usual = np.median(flat, axis=0)
             # If equally many clocks show one time as another, steps begin closer to zero with the correct one.
             middle = (
                 best[0]
-                if np.ptp(usual[best]) <= near
+                if np.ptp(usual[best]) <= tolerance_s
                 else min(best, key=lambda right: self._begins_s(usual, members, right))
             )
-            chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= near]] = True
+            chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= tolerance_s]] = True
         return chosen
 
     def _begins_s(self, usual: Floats, members: Ints, right: int) -> float:

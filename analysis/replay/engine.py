@@ -87,8 +87,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     def between_steps_s(self) -> tuple[Floats, Floats]:
         """See `GraphReplay.between_steps_s`."""
-        none = np.zeros(len(self.graph.steps))
-        return none if self.stalled_s is None else self.stalled_s, none if self.overlap_s is None else self.overlap_s
+        zeros = np.zeros(len(self.graph.steps))
+        return zeros if self.stalled_s is None else self.stalled_s, zeros if self.overlap_s is None else self.overlap_s
 
     def begun(self, costs: Sequence[Costs]) -> JobReplay:
         """See `GraphReplay.begun`."""

@@ -99,8 +99,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
     def fit(self) -> Fit:
         """How well the replay explains the recording."""
         costs = self.recorded_costs()
-        begun = self.begun(costs if self.sampled is None else self.sampled.recorded_costs())
-        return Fit(self.recorded_step_times(), begun.step_times(costs))
+        replay = self.begun(costs if self.sampled is None else self.sampled.recorded_costs())
+        return Fit(self.recorded_step_times(), replay.step_times(costs))
 
     @property
     def sampled(self) -> GraphReplay | None:
@@ -124,8 +124,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def between_steps_s(self) -> tuple[Floats, Floats]:
         """Seconds of each step in which no rank does anything, and in which the next step has begun, [steps] each."""
-        none = np.zeros(len(self.graph.steps))
-        return none, none
+        zeros = np.zeros(len(self.graph.steps))
+        return zeros, zeros
 
     @cached_property
     def cost_of_ops(self) -> Floats:

@@ -70,8 +70,8 @@ class Costs(Struct, frozen=True, eq=False):
     @classmethod
     def of_constant(cls, constant: Floats) -> Costs:
         """Every op costs the same in all lanes, without launch delays: `constant` is [rows]."""
-        none = np.full(len(constant), -1)
-        return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
+        no_rows = np.full(len(constant), -1)
+        return cls(NO_MATRIX, no_rows, constant, NO_MATRIX, no_rows)
 
     def only_lanes(self, lanes: Ints) -> Costs:
         """The costs of some lanes."""

@@ -174,8 +174,8 @@ def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: Ints, 
     elif np.any(cost):
         if ideal[number].ndim == 1:
             ideal[number] = np.repeat(ideal[number][:, None], block.lanes, axis=1)
-        wide = np.broadcast_to(cost, (len(rows), block.lanes))
-        ideal[number][rows] = wide if block.present is None else np.where(block.present[rows], wide, 0.0)
+        full = np.broadcast_to(cost, (len(rows), block.lanes))
+        ideal[number][rows] = full if block.present is None else np.where(block.present[rows], full, 0.0)
 
 
 #: A kind of op and the stages whose workers are peers.

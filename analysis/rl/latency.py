@@ -214,7 +214,7 @@ class Requests(Struct, frozen=True, eq=False):
         return self.replace(engine=engine, turn=turn)
 
     def balanced(self, engines: int) -> Requests:
-        """The requests, the longest first, dealt to the engine with the fewest tokens; engines run them as submitted."""
+        """The requests, the longest first, dealt to the engine with the fewest tokens; engines run them in order."""
         engine = np.empty_like(self.engine)
         order = np.lexsort((-self.tokens, self.step))
         last = -1

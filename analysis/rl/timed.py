@@ -190,13 +190,13 @@ class Generations:
         place = np.searchsorted(steps.numbers, trajectories.step)
         place[place == len(steps.numbers)] = 0
         chosen = steps.numbers[place] == trajectories.step
-        begun = steps.generate_start[place]
+        begin = steps.generate_start[place]
         ran = Ran(
             place,
             trajectories.engine,
-            trajectories.submit - begun,
-            trajectories.start - begun,
-            trajectories.end - begun,
+            trajectories.submit - begin,
+            trajectories.start - begin,
+            trajectories.end - begin,
             trajectories.tokens,
             trajectories.tool_s,
         ).only(chosen)
@@ -374,10 +374,10 @@ class Steps:
     def loop(self) -> Loop:
         """The steps as a loop."""
         staleness = self.staleness()
-        none = np.full(len(self.numbers), -np.inf)
-        generated, synced, weights = none.copy(), none.copy(), none.copy()
+        never = np.full(len(self.numbers), -np.inf)
+        generated, synced, weights = never.copy(), never.copy(), never.copy()
         generated[1:], synced[1:] = self.generate_end[:-1], self.sync_end[:-1]
-        weights[1 + staleness :] = self.sync_end[: max(0, len(none) - 1 - staleness)]
+        weights[1 + staleness :] = self.sync_end[: max(0, len(never) - 1 - staleness)]
         could_generate = np.maximum(generated, weights)
         could_generate[0] = self.generate_start[0]
         return Loop(

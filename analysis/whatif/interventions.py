@@ -178,16 +178,16 @@ class QueuedAhead(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         recorded = overlay.delay_of_ops()
-        own = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
-        launched_by, arrives_s, most = self.launched_by[own], self.arrives_s[own], recorded[own]
+        launched = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
+        launched_by, arrives_s, most = self.launched_by[launched], self.arrives_s[launched], recorded[launched]
         overlay.op_delay, graph = recorded.copy(), cast("FoldedGraph", overlay.replay.graph)
-        late = overlay.op_delay[own] = np.zeros(len(own))
+        late = overlay.op_delay[launched] = np.zeros(len(launched))
         for _ in range(_PASSES):
             timelines, before = overlay.timelines(), late
-            start_s = graph.of_ops([timeline.start for timeline in timelines], own)
+            start_s = graph.of_ops([timeline.start for timeline in timelines], launched)
             launched_s = graph.of_ops([timeline.end for timeline in timelines], launched_by)
             late = np.clip(launched_s + arrives_s - (start_s - before), 0.0, most)
-            overlay.op_delay[own] = late
+            overlay.op_delay[launched] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
                 break
 

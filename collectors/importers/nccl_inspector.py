@@ -212,7 +212,7 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
 
 def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
     """Build canonical columns: per collective and rank the delay, then the collective."""
-    none, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
+    null, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
     place = [
         pl.col("sequence").cast(pl.Int32).alias("step"),
         pl.col("rank"),
@@ -228,8 +228,8 @@ def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
             *place,
             pl.lit(str(kind)).alias("kind"),
             zero.alias("seq"),
-            none.alias("microbatch"),
-            none.alias("chunk"),
+            null.alias("microbatch"),
+            null.alias("chunk"),
             (start / 1e6).alias("start"),
             (duration / 1e6).alias("duration"),
         )

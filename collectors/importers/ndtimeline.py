@@ -184,8 +184,8 @@ def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, un
         rows += [(*place, str(kind), start_ns, end_ns) for kind in kinds]
     if not rows:
         raise FormatError(f"{path}: none of its metrics is an op kind tracekit knows: {', '.join(sorted(other)[:8])}")
-    none = pl.lit(None, pl.Int32)
-    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=none, chunk=none)
+    null = pl.lit(None, pl.Int32)
+    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=null, chunk=null)
     ops, step_starts_ns = cut_steps(ops)
     return Trace.from_frame(
         ops,

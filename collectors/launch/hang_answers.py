@@ -72,26 +72,27 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     """
     somebody_left = write_departure(attempt, folder, ended_ns)
     pulses, host = read_pulses(attempt), socket.gethostname()
-    own = {rank for rank in pulses if host_of(attempt, rank) == host}
-    begun, slowest = time.monotonic(), 0.0
+    ranks_here = {rank for rank in pulses if host_of(attempt, rank) == host}
+    started_at, slowest = time.monotonic(), 0.0
     missing = _missing(folder, pulses)
-    while missing and time.monotonic() - begun < max(ANSWER_S, PATIENCE * slowest):
+    while missing and time.monotonic() - started_at < max(ANSWER_S, PATIENCE * slowest):
         for rank in missing:  # a process that is about to end no longer answers
             _copy_last_words(attempt, rank, folder)
-        cannot = {rank: state for rank in missing & own if (state := _STATES.get(state_of(pulses[rank].process_id)))}
+        states = {rank: _STATES.get(state_of(pulses[rank].process_id)) for rank in missing & ranks_here}
+        cannot = {rank: state for rank, state in states.items() if state}
         if somebody_left:
-            own -= {rank for rank, state in cannot.items() if state == _ENDED}
+            ranks_here -= {rank for rank, state in cannot.items() if state == _ENDED}
             pulses = {rank: pulse for rank, pulse in pulses.items() if cannot.get(rank) != _ENDED}
         for rank in _missing(folder, pulses) & cannot.keys():
             stack = _stack_of_stopped(pulses[rank]) if cannot[rank] == _STOPPED else None
             _write(folder, rank, host, cannot[rank], stack)
         still = _missing(folder, pulses)
         if len(still) < len(missing - cannot.keys()):
-            slowest = time.monotonic() - begun
+            slowest = time.monotonic() - started_at
         missing = still
         if missing:
             time.sleep(LOOK_S)
-    for rank in sorted(missing & own):
+    for rank in sorted(missing & ranks_here):
         process, stack = _seen_from_outside(attempt, rank, pulses[rank])
         if rank in _missing(folder, pulses):  # it may have answered meanwhile
             _write(folder, rank, host, process, stack)

@@ -47,7 +47,7 @@ _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
 
 class ExplainerProcess:
-    """Turns dumps into reports, beside the launcher: `command`, which reads a line of JSON per report to make."""
+    """Turns dumps into reports, next to the launcher: `command`, which reads a line of JSON per report to make."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -245,7 +245,7 @@ class HangWatcher:
         return self.stop
 
     def _why_no_hang(self, report: HangReport, idle_s: float) -> str | None:
-        """Why nobody moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
+        """Why no rank moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
         if not report.hang:
             return "no rank is waiting"
         busy = [f"rank {row.rank} is in a {row.phase}" for row in report.culprits if row.phase in _LONG_PHASES]

@@ -99,8 +99,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         before = _state(run_file) if OutputPlace(run_file, _RUN_KIND).check() else {}
         if before.get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
-        begun = {"started_ns": before.get("started_ns", time.time_ns())}
-        run = {"command": list(command), "options": asdict(options), **begun}
+        times = {"started_ns": before.get("started_ns", time.time_ns())}
+        run = {"command": list(command), "options": asdict(options), **times}
         write_text(run_file, json.dumps(run), _RUN_KIND)
     except OSError as error:
         raise OutputError(
@@ -251,8 +251,8 @@ class _SideTasks:
 
     def tick(self) -> bool:
         """Do what is due; return True if the command must end."""
-        own = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
-        return True in [self._attempt(what, body) for what, body in {**own, **self.tasks}.items()]
+        own_tasks = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
+        return True in [self._attempt(what, body) for what, body in {**own_tasks, **self.tasks}.items()]
 
     def close(self) -> None:
         """Clean up after the command has ended."""

@@ -406,16 +406,16 @@ class _TimedBuckets:
     def of(cls, alike: pl.DataFrame, steps: pl.DataFrame) -> _TimedBuckets:
         """`alike`: the reductions of each step; `steps`: as returned by `_steps_of_ranks`."""
         sizes = alike["extra"][0].to_list()
-        begun = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
-        from_ns = begun["backward_ns"].to_numpy().reshape(-1, 1)
+        of_steps = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
+        from_ns = of_steps["backward_ns"].to_numpy().reshape(-1, 1)
         names = ("all_there_ns", "end_ns")
-        ready, end = (np.array(begun[name].to_list()).reshape(-1, len(sizes)) - from_ns for name in names)
-        over = begun["over_ns"].to_numpy() - from_ns[:, 0]
-        at_once = _ON_STREAM if begun["on_device"].any() else _ON_HOST
+        ready, end = (np.array(of_steps[name].to_list()).reshape(-1, len(sizes)) - from_ns for name in names)
+        over = of_steps["over_ns"].to_numpy() - from_ns[:, 0]
+        at_once = _ON_STREAM if of_steps["on_device"].any() else _ON_HOST
         return cls(sizes, ready / 1e9, end / 1e9, over / 1e9, at_once)
 
     def rows(self) -> list[tuple[int, float, float, float]]:
-        """Of each bucket: bytes, seconds of service alone and beside the backward, and until it was ready; medians."""
+        """Of each bucket: bytes, seconds of service alone and during the backward, and until it was ready; medians."""
         if not len(self.ready):
             return []
         figures = (*_service(self.ready, self.end, self.at_once), self.ready)

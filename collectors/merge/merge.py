@@ -499,6 +499,6 @@ def merge_run(numbers: Sequence[int], merge: Callable[[int], MergedAttempt]) -> 
                 raise
     segments = segments_of_jobs(merged)[-1]
     trace = trace_of_segments(segments)
-    own = {segment.trace.metadata["attempt"] for segment in segments}
-    others = [number for number in numbers if number not in own]
+    merged_numbers = {segment.trace.metadata["attempt"] for segment in segments}
+    others = [number for number in numbers if number not in merged_numbers]
     return replace(trace, metadata={**trace.metadata, "other_attempts": others}) if others else trace

@@ -374,8 +374,8 @@ def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[
 
 def as_host_delays(gaps: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """`gaps` as ops like `ops`, of no microbatch or chunk."""
-    none = {name: pl.lit(None, ops.schema[name]) for name in ("microbatch", "chunk")}
-    return gaps.with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)), **none)
+    nulls = {name: pl.lit(None, ops.schema[name]) for name in ("microbatch", "chunk")}
+    return gaps.with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)), **nulls)
 
 
 _COLLECTIVES = {
@@ -427,9 +427,9 @@ def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame
         return ops
     whole = computes.drop("start_ns", "end_ns")
     before = placed.select("compute", at_ns="end_ns", until_ns="start_ns")
-    own = computes.select("compute", at_ns="start_ns", until_ns="end_ns")
+    spans = computes.select("compute", at_ns="start_ns", until_ns="end_ns")
     worked = (  # from each end to the next begin
-        pl.concat([own, before])
+        pl.concat([spans, before])
         .with_columns(pl.col(name).sort().over("compute", mapping_strategy="group_to_rows") for name in _BETWEEN)
         .with_columns(start_ns="at_ns", end_ns=pl.max_horizontal(_BETWEEN))
         .join(whole, on="compute")
@@ -445,8 +445,8 @@ def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """
     if waits.is_empty():
         return ops
-    none = pl.lit([], ROWS_TYPE)
-    rows = (pl.col(name).fill_null(none) if name in waits.columns else none.alias(name) for name in (SENT, RECEIVED))
+    empty = pl.lit([], ROWS_TYPE)
+    rows = (pl.col(name).fill_null(empty) if name in waits.columns else empty.alias(name) for name in (SENT, RECEIVED))
     moved = waits.select("rank", "start_ns", *rows).unique(["rank", "start_ns"])
     waited = pl.col("kind").is_in([*_COLLECTIVES.values()])
     joined = ops.join(moved, on=["rank", "start_ns"], how="left", maintain_order="left")

@@ -1,4 +1,4 @@
-"""What is known of a run beside its ops: what ranks sampled of their GPUs and hosts, and said of their steps with
+"""What is known of a run besides its ops: what ranks sampled of their GPUs and hosts, and said of their steps with
 `tracekit.log`, for the trace's metadata; what recording it cost, and what could not be recorded, and why.
 """
 
@@ -273,15 +273,15 @@ def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Fl
 
 def _effect(block: _Floats, off: _Floats, position: int) -> float:
     """Extra time of a block's steps over the steps without recording around `position`, as a logarithm."""
-    beside = np.concatenate([off[max(0, position - len(block)) : position], off[position : position + len(block)]])
-    return float(np.median(block) - np.median(beside))
+    neighbours = np.concatenate([off[max(0, position - len(block)) : position], off[position : position + len(block)]])
+    return float(np.median(block) - np.median(neighbours))
 
 
 def _placebos(off: _Floats, size: int) -> _Floats:
     """The same comparison for blocks that were not recorded."""
     blocks = off[: len(off) // size * size].reshape(-1, size)
-    beside = np.concatenate([blocks[:-2], blocks[2:]], axis=1)
-    return np.asarray(np.median(blocks[1:-1], axis=1) - np.median(beside, axis=1), np.float64)
+    neighbours = np.concatenate([blocks[:-2], blocks[2:]], axis=1)
+    return np.asarray(np.median(blocks[1:-1], axis=1) - np.median(neighbours, axis=1), np.float64)
 
 
 #: Name at most this many ranks in a line.

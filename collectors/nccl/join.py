@@ -42,7 +42,7 @@ FUNCTIONS = (
 _KEY = ["rank", "step", "function", "group"]
 _WANTED = [*_KEY, "record", "name", "start_ns", "size", "members"]
 #: Columns of NCCL's operations.
-_TOLD: dict[str, type[pl.DataType]] = {
+_OPERATION_SCHEMA: dict[str, type[pl.DataType]] = {
     "rank": pl.Int32,
     "step": pl.Int32,
     "function": pl.String,
@@ -77,8 +77,8 @@ def join_nccl(
     """
     numbers = _numbers(groups)
     numbered = records.with_row_index("record")
-    both = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
-    wanted = both.join(steps, on=["rank", "step"], how="semi")
+    communication = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
+    wanted = communication.join(steps, on=["rank", "step"], how="semi")
     operations = (
         _operations(nccl, numbers, clocks).join(steps, on=["rank", "step"], how="semi").with_row_index("operation")
     )
@@ -167,13 +167,13 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
             frame = converted(frame, ("enqueue_ns", "gpu_start_ns", "gpu_end_ns"), fit.to_reference)
         frames.append(frame)
     if not frames:
-        return pl.DataFrame(schema=_TOLD)
+        return pl.DataFrame(schema=_OPERATION_SCHEMA)
     other = pl.col("places").list.get(pl.col("peer"), null_on_oob=True)
     return (
         pl.concat(frames)
         .join(communicators, on="communicator_id", how="left", maintain_order="left")
         .with_columns(group=pl.when(pl.col("number") == COLLECTIVE).then("ranks_number").otherwise(other))
-        .select(list(_TOLD))
+        .select(list(_OPERATION_SCHEMA))
     )
 
 

@@ -236,7 +236,7 @@ class HangWatch:
 def _joined(dumps: list[dict[str, Any]]) -> dict[str, Any]:
     """One dump of all recorders: NCCL's, then the one of what runs on CPUs.
 
-    A group can have a backend for each. Both count for themselves, so beside NCCL the group on CPUs is another group.
+    A group can have a backend for each. Both count for themselves, so its part on CPUs is a group of its own.
     """
     dump = dumps[0]
     for other in dumps[1:]:

@@ -178,9 +178,9 @@ class ColumnBuilder:
         away = _FURTHEST_SPANS * (end - begin)
         span = np.ptp(starts[(starts >= begin - away) & (starts <= end + away)])
         for name, table in tables.items():
-            near = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
-            possible = np.flatnonzero(near & (table["dur"] <= _LONGEST_SPANS * span))
-            lost = len(near) - len(possible)
+            plausible = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
+            possible = np.flatnonzero(plausible & (table["dur"] <= _LONGEST_SPANS * span))
+            lost = len(plausible) - len(possible)
             if 0 < lost < len(possible):
                 tables[name] = rows_of(table, possible)
                 self._absurd += lost

@@ -120,8 +120,8 @@ def host_work(
     tables = (annotations, python, operators, calls)
     count = [len(table["ts"]) for table in tables]
     if not sum(count):
-        none = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
-        return HostWork(none, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan, np.zeros(0))
+        empty = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
+        return HostWork(empty, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan, np.zeros(0))
     begin, length = (np.concatenate([table[column] for table in tables]) for column in ("ts", "dur"))
     thread, name = (np.concatenate([table[column] for table in tables]) for column in ("thread", "name"))
     of_name = _flags_of(names)
@@ -297,8 +297,8 @@ class CallThreads:
 
     def busy_since(self) -> Floats:
         """Return the start of the operator around each call; outside any operator, the call's own start."""
-        begun = np.append(self._operators["ts"], np.inf)[self._operator_around]
-        return np.asarray(np.minimum(begun, self._calls["ts"]))
+        begin = np.append(self._operators["ts"], np.inf)[self._operator_around]
+        return np.asarray(np.minimum(begin, self._calls["ts"]))
 
     def operators(self) -> Int32s:
         """Return the name of the outermost operator around each call."""

@@ -19,7 +19,7 @@ from tracekit.collectors.importers.kineto.event_columns import NO_ID, Collective
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
 #: Where the head of a SQLite file, all of big-endian integers, says how long the file is.
 _PAGE_BYTES, _CHANGES, _PAGES, _PAGES_AS_OF = slice(16, 18), slice(24, 28), slice(28, 32), slice(92, 96)
-#: SQLite keeps what is not yet in a file beside it.
+#: SQLite keeps what is not yet in a file next to it.
 _UNFINISHED = ("-wal", "-journal")
 
 
@@ -79,7 +79,7 @@ def opened(path: Path) -> Iterator[Export]:
     """Open an export. Raises FormatError if it is cut, damaged, or still being written, also while it is read."""
     try:
         _check_whole(path)
-        # Immutable: SQLite would create files beside one in WAL mode, and fail in a folder that cannot be written.
+        # Immutable: SQLite would create files next to one in WAL mode, and fail in a folder that cannot be written.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             yield Export(path, connection)
     except (sqlite3.Error, ValueError, OverflowError) as error:
@@ -99,9 +99,9 @@ def columns(rows: Iterable[tuple[int, ...]], names: Sequence[str]) -> dict[str, 
 
 def _check_whole(path: Path) -> None:
     for ending in _UNFINISHED:
-        beside = Path(f"{path}{ending}")
-        if beside.is_file() and beside.stat().st_size:
-            raise FormatError(f"{path}: still being written, as {beside.name} beside it shows; wait, or {_AGAIN}")
+        companion = Path(f"{path}{ending}")
+        if companion.is_file() and companion.stat().st_size:
+            raise FormatError(f"{path}: still being written, as {companion.name} beside it shows; wait, or {_AGAIN}")
     with path.open("rb") as file:
         head = file.read(100)
     page, pages = int.from_bytes(head[_PAGE_BYTES]), int.from_bytes(head[_PAGES])

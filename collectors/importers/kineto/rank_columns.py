@@ -129,9 +129,11 @@ def _columns_of_rank(
     columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
 ) -> RankColumns:
     def of(table: Table) -> Table:
-        own = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
-        sorted_already = (own["ts"][1:] >= own["ts"][:-1]).all()
-        return _without_copies(own if sorted_already else rows_of(own, np.argsort(own["ts"], kind="stable")))
+        of_part = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
+        sorted_already = (of_part["ts"][1:] >= of_part["ts"][:-1]).all()
+        if not sorted_already:
+            of_part = rows_of(of_part, np.argsort(of_part["ts"], kind="stable"))
+        return _without_copies(of_part)
 
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
@@ -158,11 +160,11 @@ def _columns_of_rank(
         words = f"left out {counted(early, 'GPU op')} that would begin before their launch"
         notes = (*notes, f"{PurePath(file).name}: {words}")
     stated = np.append(collective_calls["collective"], NO_ID)[np.append(inside, -1)[launch]]
-    own = gpu["collective"]
+    on_kernel = gpu["collective"]
     collective, all_args = _named(
-        np.where(own >= 0, own, stated), threads.collective_names(), launch, columns.collectives
+        np.where(on_kernel >= 0, on_kernel, stated), threads.collective_names(), launch, columns.collectives
     )
-    used = set(collective_calls["collective"].tolist()) | set(own.tolist())
+    used = set(collective_calls["collective"].tolist()) | set(on_kernel.tolist())
     return RankColumns(
         file=file,
         part=part,
@@ -173,7 +175,7 @@ def _columns_of_rank(
         gpu={
             **{name: gpu[name] for name in ("name", "activity", "device", "stream", "shape", "size")},
             "start": gpu["ts"], "duration": gpu["dur"], "launch": launch.astype(np.int32),
-            "step": np.append(step, -1)[launch], "collective": collective.astype(np.int32), "stated": own >= 0,
+            "step": np.append(step, -1)[launch], "collective": collective.astype(np.int32), "stated": on_kernel >= 0,
         },
         calls={
             **{name: calls[name] for name in ("thread", "name", "role")},
