@@ -209,13 +209,13 @@ def deal_step(cost: Floats) -> Ints:
     rank d runs those in column d, in this order.
     """
     flat = cost.ravel()
-    each, dealt = flat.tolist(), [[0] * cost.shape[1] for _ in range(len(cost))]
+    lengths, dealt = flat.tolist(), [[0] * cost.shape[1] for _ in range(len(cost))]
     least = [(0.0, dp_rank, 0) for dp_rank in range(cost.shape[1])]  # load and number of microbatches so far
     for item in np.argsort(-flat, kind="stable").tolist():
         load, dp_rank, count = least[0]
         dealt[count][dp_rank] = item
         if count + 1 < len(dealt):
-            heapreplace(least, (load + each[item], dp_rank, count + 1))
+            heapreplace(least, (load + lengths[item], dp_rank, count + 1))
         else:
             heappop(least)
     return np.array(dealt, np.int64).reshape(cost.shape)
@@ -250,7 +250,7 @@ def _swap(flat: Floats, dealt: Ints, load: Floats) -> bool:
     best = np.unravel_index(int(higher.argmin()), higher.shape)
     if not higher[best] < load[busiest] * (1 - WORKER_FIXES.smallest_gain):
         return False
-    mine_at, partner_at, theirs_at = (int(at) for at in best)
+    mine_at, partner_at, theirs_at = (int(cell) for cell in best)
     partner = int(partners[partner_at])
     amount = moved[best]
     dealt[mine_at, busiest], dealt[theirs_at, partner] = dealt[theirs_at, partner], dealt[mine_at, busiest]
@@ -287,8 +287,8 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Pla
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
     cause = max(causes, key=lambda finding: finding.saved_s)
-    gone = [one.change for one in causes if one.change is not None]
-    bound_s = float(job.step_times(gone).mean())
+    removals = [cause.change for cause in causes if cause.change is not None]
+    bound_s = float(job.step_times(removals).mean())
     offset = job.attribution.recorded_s - job.unchanged_s
     yield Plan(
         "balance-sequences",
@@ -411,14 +411,14 @@ def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause
     """
     speed = 1 / slowness
     factor = work_s.sum() * speed / speed.sum() / work_s
-    less = 1 - factor
-    if not np.isfinite(factor).all() or less.max() < LAYER_FIXES.smallest_move:
+    share = 1 - factor
+    if not np.isfinite(factor).all() or share.max() < LAYER_FIXES.smallest_move:
         return
-    giving = np.flatnonzero(less >= LAYER_FIXES.named_share * less.max())
+    giving = np.flatnonzero(share >= LAYER_FIXES.named_share * share.max())
     named = f"stage{'s' if len(giving) > 1 else ''} {', '.join(map(str, giving))}"
     keeps = "Keep the slow worker, move" if around else "Move"
     last = ", the last" if giving.tolist() == [job.stages - 1] else ""
-    title = f"{keeps} layers off {named}{last}: about {less[giving].mean():.0%} less work there, more on the others"
+    title = f"{keeps} layers off {named}{last}: about {share[giving].mean():.0%} less work there, more on the others"
     details = {
         "work_now": (work_s / work_s.mean()).tolist(),
         "work_then": (work_s * factor / work_s.mean()).tolist(),
@@ -451,7 +451,7 @@ def _loss_alone(model: StageModel, lane: OneLane) -> dict[str, Any] | None:
         return None
     others = len(model.layers) - 1
     total = sum(model.layers)
-    split = (*(total // others + (at < total % others) for at in range(others)), 0)
+    split = (*(total // others + (place < total % others) for place in range(others)), 0)
     now_s = lane.step_s(model.chunk_s(model.layers))
     return {"layers": list(split), "step_over_now": lane.step_s(model.chunk_s(split)) / now_s}
 

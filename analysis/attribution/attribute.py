@@ -100,22 +100,24 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         recorded = replay.fit.recorded
         ideal, original = step_times(replay, IDEAL), step_times(replay, ORIGINAL)
         _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
-        by_stage = np.stack([step_times(replay, addition(stage(at))) for at in range(stages)], axis=1)
+        by_stage = np.stack([step_times(replay, addition(stage(pp_rank))) for pp_rank in range(stages)], axis=1)
         represented = representative_lanes(replay)
         by_dp_rank = add_back_lanes(replay, represented)
         # Asked as early as possible: a round of batches replays all that comes before.
-        approx = whole.agreed(lambda: (by_dp_rank, by_stage), _approximate)
+        approx = whole.combined(lambda: (by_dp_rank, by_stage), _approximate)
         slowest = _slowest_workers(approx, graph.dp_ranks)
         tell("op kinds")
         chosen_kinds = {name: kind(*kinds) for name, kinds in kind_groups(graph.job.kinds).items()}
         by_kind = {name: step_times(replay, addition(chosen)) for name, chosen in chosen_kinds.items()}
         removed_by_kind = {name: step_times(replay, removal(chosen)) for name, chosen in chosen_kinds.items()}
         tell("stages")
-        removed_by_stage = np.stack([step_times(replay, removal(stage(at))) for at in range(stages)], axis=1)
+        removed_by_stage = np.stack([step_times(replay, removal(stage(pp_rank))) for pp_rank in range(stages)], axis=1)
         tell("DP ranks and workers")
-        each = [by_dp_rank] if stages == 1 else [add_back_lanes(replay, represented, at) for at in range(stages)]
+        lane_changes = [by_dp_rank]
+        if stages > 1:
+            lane_changes = [add_back_lanes(replay, represented, pp_rank) for pp_rank in range(stages)]
         tell("launch delays")
-        delayed_by_stage = np.stack([step_times(replay, delayed(stage(at))) for at in range(stages)], axis=1)
+        delayed_by_stage = np.stack([step_times(replay, delayed(stage(pp_rank))) for pp_rank in range(stages)], axis=1)
         times = {
             "steps": graph.steps,
             "recorded": recorded,
@@ -125,7 +127,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
             "by_kind": by_kind,
             "by_stage": by_stage,
             "by_dp_rank": by_dp_rank,
-            "by_worker": np.stack(each, axis=2),
+            "by_worker": np.stack(lane_changes, axis=2),
             "removed_by_kind": removed_by_kind,
             "removed_by_stage": removed_by_stage,
             "delayed_by_kind": {name: step_times(replay, delayed(chosen)) for name, chosen in chosen_kinds.items()},
@@ -181,7 +183,7 @@ def joined(parts: Sequence[ReplayedSteps]) -> dict[str, Any]:
 
     hidden = _concatenated([part.hidden for part in parts])
     plain = [part.as_recorded for part in parts if part.as_recorded is not None]
-    plain_s = [float(_concatenated(some).mean()) for some in zip(*plain, strict=True)]
+    plain_s = [float(_concatenated(of_batches).mean()) for of_batches in zip(*plain, strict=True)]
     return times | {
         "critical": {
             name: _critical_times([part.paths[name] for part in parts], times["by_kind"]) for name in _WITH_PATH
@@ -218,16 +220,16 @@ def _critical_times(
     of_kinds, of_workers, delays = zip(*parts, strict=True)
     steps = sum(map(len, delays))
     of_kind, of_worker = (
-        {key: math.fsum(chain.from_iterable(some)) / steps for key, some in by_name(found).items()}
-        for found in (of_kinds, of_workers)
+        {key: math.fsum(chain.from_iterable(of_blocks)) / steps for key, of_blocks in by_name(totals).items()}
+        for totals in (of_kinds, of_workers)
     )
     groups = kind_groups(KINDS)
     return CriticalTimes(
         by_kind={name: sum(of_kind.get((str(kind),), 0.0) for kind in groups[name]) for name in reported},
         by_worker={
-            Worker(int(dp_rank), int(at)): seconds
-            for (dp_rank, at), seconds in sorted(of_worker.items(), key=lambda item: (-item[1], item[0]))
-            if dp_rank is not None and at is not None
+            Worker(int(dp_rank), int(pp_rank)): seconds
+            for (dp_rank, pp_rank), seconds in sorted(of_worker.items(), key=lambda item: (-item[1], item[0]))
+            if dp_rank is not None and pp_rank is not None
         },
         delay_s=math.fsum(chain.from_iterable(delays)) / steps,
     )
@@ -278,7 +280,7 @@ def _approximate(parts: Sequence[tuple[Floats, Floats]]) -> Floats:
     """Mean step times, seconds, by the paper's approximation of each worker, [dp_ranks, stages]. In: `by_dp_rank` and
     `by_stage` of batches of steps.
     """
-    by_dp_rank, by_stage = (np.concatenate(some).mean(axis=0) for some in zip(*parts, strict=True))
+    by_dp_rank, by_stage = (np.concatenate(arrays).mean(axis=0) for arrays in zip(*parts, strict=True))
     return np.asarray(np.minimum(by_dp_rank[:, None], by_stage[None, :]))
 
 
@@ -308,12 +310,12 @@ def _pairs(replay: JobReplay, stage: int) -> tuple[Floats, Floats]:
     """Durations of forwards, and of the backwards of the same microbatch and chunk, seconds, [pairs] each."""
     forward, backward = [np.empty(0)], [np.empty(0)]
     for block, cost in zip(replay.graph.blocks, replay.durations.cost, strict=True):
-        both = [
+        pairs = [
             compute_rows(block, stage, kind).seconds(cost) for kind in (OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE)
         ]
-        if len(both[0]) == len(both[1]):
-            forward.append(both[0].ravel())
-            backward.append(both[1].ravel())
+        if len(pairs[0]) == len(pairs[1]):
+            forward.append(pairs[0].ravel())
+            backward.append(pairs[1].ravel())
     return np.concatenate(forward), np.concatenate(backward)
 
 
@@ -419,8 +421,8 @@ def add_back_lanes(replay: JobReplay, represented: tuple[RepresentativeLanes, ..
         rows[len(part.cost) :] = -1
         if stage is not None:
             rows[template.pp_rank != stage] = -1
-        none = np.full(template.rows, -1)
-        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, none)
+        missing = np.full(template.rows, -1)
+        costs = Costs(part.cost, rows, part.ideal, NO_MATRIX, missing)
         times[part.step, part.dp_index] = replay_lanes(template, np.arange(len(part.step) + 1), costs)
     return times
 
@@ -429,7 +431,7 @@ def _one_by_one(replay: JobReplay, stage: int | None) -> Floats:
     """The result of `add_back_lanes`, from one replay per DP rank."""
     ranks = (dp_rank(rank) for rank in replay.graph.dp_ranks)
     chosen = ranks if stage is None else (rank & labelled("stage", stage) for rank in ranks)
-    return np.stack([step_times(replay, addition(of)) for of in chosen], axis=1)
+    return np.stack([step_times(replay, addition(selection)) for selection in chosen], axis=1)
 
 
 def step_times_each_changed(
@@ -459,10 +461,10 @@ def step_times_by_paths(replay: JobReplay, changes: Changes) -> Floats:
     graph = replay.graph
     before, after = _Lanes.after(replay, ORIGINAL), _Lanes.after(replay, changes)
     order = _collectives_in_order(replay)
-    together = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
+    batch_size = max(1, _LENGTHS_AT_ONCE // ((graph.rendezvous_count + 1) ** 2 * len(graph.dp_ranks)))
     times = np.empty((len(graph.steps), len(graph.dp_ranks)))
-    for first in range(0, len(times), together):
-        last = min(first + together, len(times))
+    for first in range(0, len(times), batch_size):
+        last = min(first + batch_size, len(times))
         edges = np.maximum(_of_the_others(before.paths(first, last)), after.paths(first, last))
         times[first:last] = _longest(edges, order)
     return times

@@ -221,9 +221,9 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         discrepancy = self.discrepancy
         reasons = []
         if unexplained > LARGEST_DISCREPANCY:
-            of = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
+            total = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
             reasons.append(
-                f"launch delays add {unexplained:.1%} to the step{of}: host-side time (Python, kernel launch), or"
+                f"launch delays add {unexplained:.1%} to the step{total}: host-side time (Python, kernel launch), or"
                 " waiting for something that was not recorded"
             )
         if discrepancy < -LARGEST_DISCREPANCY:
@@ -371,11 +371,11 @@ def _factors(block: Block, cost: Floats) -> Floats:
     order = np.lexsort((block.step, block.dp_rank))
     dp_rank, factor = block.dp_rank[order], np.empty_like(cost)
     previous = _previous(order, dp_rank[1:] == dp_rank[:-1])
-    together, lanes = max(1, _NUMBERS_AT_ONCE // len(order)), len(order)
+    batch_size, lanes = max(1, _NUMBERS_AT_ONCE // len(order)), len(order)
 
     def compare(kind: int) -> None:
         rows = np.flatnonzero(block.template.kind == kind)
-        parts = [rows[first : first + together] for first in range(0, len(rows), together)]
+        parts = [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
         for part in parts:
             factor[part] = _of_previous(cost[part], previous)
         sample = np.arange(0, len(rows) * lanes, sample_stride(len(rows) * lanes))

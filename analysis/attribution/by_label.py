@@ -65,11 +65,11 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     counts = np.zeros(len(values), np.int64)
     for block, of_block in zip(graph.blocks, codes, strict=True):
         if block.present is None:
-            labelled, each = of_block[of_block != UNLABELLED], block.start.size // of_block.size
+            labelled, lanes_of_op = of_block[of_block != UNLABELLED], block.start.size // of_block.size
         else:
-            labelled, each = np.where(block.present, of_block, UNLABELLED).ravel(), 1
+            labelled, lanes_of_op = np.where(block.present, of_block, UNLABELLED).ravel(), 1
             labelled = labelled[labelled != UNLABELLED]
-        counts += np.bincount(labelled, minlength=len(values)) * each
+        counts += np.bincount(labelled, minlength=len(values)) * lanes_of_op
     added_each, removed_each = _step_times(replay, codes, len(values))
     added, removed = added_each.mean(axis=1), removed_each.mean(axis=1)
     ideal_each, original_each = step_times(replay, IDEAL), step_times(replay, ORIGINAL)
@@ -78,13 +78,13 @@ def attribute_by(replay: GraphReplay, names: Sequence[str]) -> tuple[Share, ...]
     shares = [
         Share(
             value,
-            int(counts[at]),
-            float(added[at]) / ideal if ideal else math.nan,
-            float(errors[at]),
-            float(added[at] - ideal),
-            float(original - removed[at]),
+            int(counts[code]),
+            float(added[code]) / ideal if ideal else math.nan,
+            float(errors[code]),
+            float(added[code] - ideal),
+            float(original - removed[code]),
         )
-        for at, value in enumerate(values)
+        for code, value in enumerate(values)
     ]
     return tuple(sorted(shares, key=lambda share: -share.added_s))
 
@@ -107,10 +107,10 @@ def _combined(graph: LabelledGraph, names: Sequence[str]) -> tuple[list[tuple[Va
     """The combinations that occur, and per block the index of each op's combination; broadcasts to [rows, lanes]."""
     parts = [[graph.label(number, name) for name in names] for number in range(len(graph.blocks))]
     cells = [np.broadcast_arrays(*(label.codes for label in labels)) for labels in parts]
-    columns = [np.concatenate([of[at].ravel() for of in cells]).astype(np.int64) for at in range(len(names))]
+    columns = [np.concatenate(list(map(np.ravel, codes))).astype(np.int64) for codes in zip(*cells, strict=True)]
     combined, number = combinations(columns)
-    split = np.split(number, np.cumsum([of[0].size for of in cells])[:-1])
-    codes = [one.reshape(of[0].shape) for one, of in zip(split, cells, strict=True)]
+    split = np.split(number, np.cumsum([labelled[0].size for labelled in cells])[:-1])
+    codes = [part.reshape(labelled[0].shape) for part, labelled in zip(split, cells, strict=True)]
     occurs = np.zeros(len(combined), np.bool_)
     for code, block in zip(codes, graph.blocks, strict=True):
         present = block.present
@@ -145,9 +145,9 @@ class SpentPart(Struct, frozen=True):
 
 
 class SpentPhases(Struct, frozen=True, eq=False):
-    """What steps of post-training take, [steps], as `StepsSpent` says it of other jobs; no ranks are known. `unlike`:
-    the steps that differ from the others and are not here, in words; empty if there are none. `warm_up`: how many steps
-    at the beginning are not here either.
+    """What steps of post-training take, [steps], as `StepsSpent` for other jobs; ranks are unknown. `unlike`: which
+    steps are left out because they differ from the others, in words; "" if none do. `warm_up`: how many steps at the
+    beginning are left out, too.
     """
 
     steps: list[int]
@@ -171,7 +171,7 @@ def kept_steps(steps: list[int], ignored: Collection[int]) -> Bools:
 
 
 class StepsSpent(Struct, frozen=True, eq=False, dict=True):
-    """What the steps of a job take, but for those that are `ignored`."""
+    """What the steps of a job take, without those in `ignored`."""
 
     unlike: ClassVar[str] = ""
     warm_up: ClassVar[int] = 0
@@ -200,7 +200,7 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
     @property
     def steps(self) -> list[int]:
         """The numbers of the steps that are kept, ascending."""
-        return [step for step, kept in zip(self._steps, self._kept.tolist(), strict=True) if kept]
+        return [step for step, is_kept in zip(self._steps, self._kept.tolist(), strict=True) if is_kept]
 
     @property
     def ops_a_step(self) -> float:
@@ -235,7 +235,7 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
         for label, word in _LABELS.items():
             if label in self.replay.graph.label_names:
                 values, seconds = label_values(self.replay.graph, label), self._seconds(label) / len(self.ranks)
-                parts_s |= {SpentPart(word, str(value)): seconds[:, at] for at, value in enumerate(values)}
+                parts_s |= {SpentPart(word, str(value)): seconds[:, column] for column, value in enumerate(values)}
         return parts_s
 
     def by_rank(self, part: SpentPart) -> Floats:
@@ -268,7 +268,7 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
 
     def _index(self, number: int, name: str) -> Ints:
         values = label_values(self.replay.graph, name)
-        place = {value: at for at, value in enumerate(values)}
+        place = {value: index for index, value in enumerate(values)}
         label = self.replay.graph.label(number, name)
         codes, inverse = np.unique(label.codes, return_inverse=True)
         places = [place[label.value(code)] if code != UNLABELLED else len(values) for code in codes.tolist()]

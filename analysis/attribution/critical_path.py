@@ -60,7 +60,7 @@ class CriticalPath(Struct, frozen=True, eq=False):
         return dict(sorted(means.items(), key=lambda item: -item[1]))
 
     def ops_of(self, cells: Sequence[Ints]) -> Ints:
-        """The ops on the path, [on it]. `cells`: the op in each cell of each block, [rows, lanes]."""
+        """The ops on the path, [path]. `cells`: the op in each cell of each block, [rows, lanes]."""
         ops = np.empty(len(self.row), np.int64)
         for number, of_block in enumerate(cells):
             inside = self.block == number
@@ -108,9 +108,10 @@ def critical_path(replay: GraphReplay, changes: Sequence[Intervention]) -> Criti
         return _assembled(graph, list(_across_blocks(graph, walks)))
     parts = []
     for number, lanes in enumerate(overlay.lanes()):
-        together = max(1, min(_STEPS_AT_ONCE, _OPS_AT_ONCE * len(lanes.first_lane) // graph.blocks[number].start.size))
-        for first in range(0, len(lanes.first_lane) - 1, together):
-            batch = lanes.of_steps(first, first + together)
+        size = graph.blocks[number].start.size
+        batch_size = max(1, min(_STEPS_AT_ONCE, _OPS_AT_ONCE * len(lanes.first_lane) // size))
+        for first in range(0, len(lanes.first_lane) - 1, batch_size):
+            batch = lanes.of_steps(first, first + batch_size)
             (timeline,) = replay_timelines([batch], 0, meet=False)
             walk, bounds = _Walk(batch.template, timeline), batch.first_lane
             lane = _last_lanes(walk.last, bounds)
@@ -266,7 +267,7 @@ def _assembled(graph: LabelledGraph, parts: Sequence[_Part]) -> CriticalPath:
     steps = np.concatenate([part.step for part in parts])
     order = np.lexsort((-np.arange(len(steps)), steps))
     ends, begins = (
-        np.concatenate(of)[order] for of in zip(*((part.end_s, part.begin_s) for part in parts), strict=True)
+        np.concatenate(arrays)[order] for arrays in zip(*((part.end_s, part.begin_s) for part in parts), strict=True)
     )
     steps = steps[order]
     before = np.concatenate([[0.0], ends[:-1]])

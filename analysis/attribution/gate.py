@@ -90,8 +90,8 @@ class Judged(Struct, frozen=True):
     def sentence(self) -> str:
         """What it takes now, and where it became slower."""
         subject = "a step" if self.name == STEP else self.name
-        what = f"{subject} takes {seconds(self.after_s)} instead of {seconds(self.before_s)} ({self.change})"
-        return f"{what}, {self.where}" if self.where else what
+        change = f"{subject} takes {seconds(self.after_s)} instead of {seconds(self.before_s)} ({self.change})"
+        return f"{change}, {self.where}" if self.where else change
 
 
 class Runs(Struct, frozen=True):
@@ -163,11 +163,7 @@ def percent(share: float) -> str:
 
 
 def judge(
-    baselines: Sequence[Spent],
-    run: Spent,
-    limit: float,
-    parts: Collection[str] = (),
-    noise: float | None = None,
+    baselines: Sequence[Spent], run: Spent, limit: float, parts: Collection[str] = (), noise: float | None = None
 ) -> tuple[Judged, ...]:
     """The verdict on the step and on its parts, in the order of the first baseline.
 
@@ -193,12 +189,12 @@ def judge(
     whole_s = np.maximum(differences.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
     if noise is not None:
         differences = replace(differences, noise=noise * whole_s)
-    rows = [_judged(differences, at, part, limit * float(whole_s[at])) for at, part in enumerate(wanted)]
-    slower = [at for at, row in enumerate(rows) if row.outcome in SLOWER]
+    rows = [_judged(differences, row, part, limit * float(whole_s[row])) for row, part in enumerate(wanted)]
+    slower = [index for index, row in enumerate(rows) if row.outcome in SLOWER]
     for number in slower:
         kinds = [part for part in wanted if part is not None and part.of == "kind"] if slower == [0] else []
         part = wanted[number]
-        rows[number] = replace(rows[number], where=_where(sides, kinds if part is None else [part]))
+        rows[number] = replace(rows[number], where=_slower_ranks(sides, kinds if part is None else [part]))
     return tuple(rows)
 
 
@@ -210,10 +206,10 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
         return None
     by_step = slowdown_by_step(original_s, ideal_s)[:, None]
     difference = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
-    apart, margin = abs(float(difference.after[0]) - bound), float(difference.margin[0])
-    if not apart < margin < np.inf:
+    distance, margin = abs(float(difference.after[0]) - bound), float(difference.margin[0])
+    if not distance < margin < np.inf:
         return None
-    more = difference.more_steps(0, apart)
+    more = difference.more_steps(0, distance)
     steps = "far more steps" if more is None else counted(more, "more step")
     return f"slowdown is {difference.after[0]:.3f} ± {margin:.3f}: record {steps}"
 
@@ -248,7 +244,7 @@ def _judged(differences: MeanDifferences, column: int, part: SpentPart | None, a
     )
 
 
-def _where(sides: Sequence[Spent], parts: list[SpentPart]) -> str:
+def _slower_ranks(sides: Sequence[Spent], parts: list[SpentPart]) -> str:
     """The ranks that spend more on some part, beyond chance: on that of these parts that has grown most.
 
     Of ranks that differ, those that grew at least half as much as the one that grew most.

@@ -109,14 +109,14 @@ def time_pattern(attribution: Attribution) -> TimePattern:
 def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     """The shape of a relative series, [steps]; 1 = ideal. Tests in order: drift, change, period, slow steps."""
 
-    def found(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
+    def pattern(shape: TimeShape, statistic: float, needed: float, **more: Any) -> TimePattern:
         fields = {"since_step": None, "period": None, "slow_steps": ()} | more
         return TimePattern(shape, number(statistic), needed, **fields)
 
     level = float(np.median(series))
     steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
     if len(series) < FEWEST_STEPS:
-        return found(steady, level, SMALLEST_SLOWDOWN)
+        return pattern(steady, level, SMALLEST_SLOWDOWN)
     # The standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect.
     noise = max(float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2)), 1e-9)
     since, change = _change_point(series, noise)
@@ -126,20 +126,20 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
     slow_steps = tuple(steps[position] for position in slow)
     few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
     at_all = np.arange(len(series))
-    line = _share(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
-    jump = _share(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
+    line = _explained_variance(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
+    jump = _explained_variance(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
     drifts = line > jump and (line > CLEAR_LINE_SHARE or not few)
     if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
-        return found(TimeShape.DRIFTING, trend, TREND_ERRORS)
+        return pattern(TimeShape.DRIFTING, trend, TREND_ERRORS)
     if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
-        return found(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[since])
+        return pattern(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[since])
     period, share = _period(series, np.array(steps))
     if period is not None:
-        return found(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
+        return pattern(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
     if few and level - 1 < PERSISTENT_SHARE * (float(series[slow].mean()) - 1):
         height = float((series[slow] - level).max() / noise)
-        return found(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
-    return found(steady, level, SMALLEST_SLOWDOWN)
+        return pattern(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
+    return pattern(steady, level, SMALLEST_SLOWDOWN)
 
 
 def _change_point(series: Floats, noise: float) -> tuple[int, float]:
@@ -182,7 +182,7 @@ def rising_pairs(series: Floats) -> int:
     return total
 
 
-def _share(series: Floats, model: Floats) -> float:
+def _explained_variance(series: Floats, model: Floats) -> float:
     """The share of the variance that a model explains."""
     variance = float(((series - series.mean()) ** 2).sum())
     return 1 - float(((series - model) ** 2).sum()) / variance if variance else 0.0
@@ -238,31 +238,31 @@ def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> Spac
     worst = per_step.argmax(axis=1)
     stays = float(np.bincount(worst).max() / len(worst))
 
-    def found(shape: SpaceShape, cells: Any = (), host: str | None = None) -> SpacePattern:
+    def pattern(shape: SpaceShape, cells: Any = (), host: str | None = None) -> SpacePattern:
         return SpacePattern(shape, tuple(_worker(attribution, int(cell)) for cell in cells), host, number(stays))
 
     largest = float(slowdown.max())
     usual = float(per_step.max(axis=1).mean()) - 1
     if largest < SMALLEST_SLOWDOWN - 1 and usual < 2 * (SMALLEST_SLOWDOWN - 1):
-        return found(SpaceShape.NONE)
-    hot = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)
-    cells = np.flatnonzero(hot)
-    shape, host = _shape(hot, [hosts.get(_worker(attribution, int(cell))) for cell in cells])
+        return pattern(SpaceShape.NONE)
+    slow = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)
+    cells = np.flatnonzero(slow)
+    shape, host = _shape(slow, [hosts.get(_worker(attribution, int(cell))) for cell in cells])
     if shape in {SpaceShape.SEVERAL_WORKERS, SpaceShape.ONE_HOST} and stays < STAYS_SHARE:
-        return found(SpaceShape.DIFFUSE)
+        return pattern(SpaceShape.DIFFUSE)
     if shape is SpaceShape.ONE_WORKER and stays < STAYS_SHARE and largest < usual / 2:
-        return found(SpaceShape.DIFFUSE)
-    return found(shape if len(cells) else SpaceShape.DIFFUSE, cells, host)
+        return pattern(SpaceShape.DIFFUSE)
+    return pattern(shape if len(cells) else SpaceShape.DIFFUSE, cells, host)
 
 
-def _shape(hot: Any, hosts: list[str | None]) -> tuple[SpaceShape, str | None]:
-    """`hot`: [dp_ranks, stages]; `hosts`: those of the hot workers."""
-    dp_ranks, stages = np.flatnonzero(hot.any(axis=1)), np.flatnonzero(hot.any(axis=0))
-    if hot.sum() <= 1:
+def _shape(slow: Any, hosts: list[str | None]) -> tuple[SpaceShape, str | None]:
+    """The shape that slow workers form. `slow`: [dp_ranks, stages]; `hosts`: those of the slow workers."""
+    dp_ranks, stages = np.flatnonzero(slow.any(axis=1)), np.flatnonzero(slow.any(axis=0))
+    if slow.sum() <= 1:
         return SpaceShape.ONE_WORKER, hosts[0] if hosts else None
-    if len(stages) == 1 < hot.shape[1] and len(dp_ranks) >= WHOLE_SHARE * hot.shape[0]:
+    if len(stages) == 1 < slow.shape[1] and len(dp_ranks) >= WHOLE_SHARE * slow.shape[0]:
         return SpaceShape.ONE_STAGE, None
-    if len(dp_ranks) == 1 < hot.shape[0] and len(stages) >= WHOLE_SHARE * hot.shape[1]:
+    if len(dp_ranks) == 1 < slow.shape[0] and len(stages) >= WHOLE_SHARE * slow.shape[1]:
         return SpaceShape.ONE_DP_RANK, None
     if len(set(hosts)) == 1 and hosts[0] is not None:
         return SpaceShape.ONE_HOST, hosts[0]

@@ -60,17 +60,17 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
     recorded, incomplete = recorded_pipelines(replay)
     steps = product(replay.left_out_steps, replay.graph.dp_ranks)  # in which a DP rank is missing
     left_out = [LeftOut(*lane) for lane in sorted({*replay.graph.dropped_lanes, *steps, *incomplete})]
-    lanes = sum(each.lanes for each in recorded)
+    lanes = sum(pipeline.lanes for pipeline in recorded)
     if not lanes:
         return _unknown("no step has all computes of every microbatch on all stages", left_out)
-    places = [find_places(each) for each in recorded]
-    window = sum(each.window_s for each in places) / lanes
-    if max(each.overlap_s for each in places) > MOST_OVERLAP * window:
+    places = [find_places(pipeline) for pipeline in recorded]
+    window = sum(group.window_s for group in places) / lanes
+    if max(group.overlap_s for group in places) > MOST_OVERLAP * window:
         return _unknown("computes of one stage overlap, so that its idle time is not defined", left_out)
-    work, idle = (_mean([getattr(each, name) for each in places], lanes) for name in ("work_s", "idle_s"))
+    work, idle = (_mean([getattr(group, name) for group in places], lanes) for name in ("work_s", "idle_s"))
     idle_s = float(idle.sum()) / len(work)
-    v_shaped = any(each.order.v_shaped for each in recorded)
-    factors = [factors_of(each) for each in recorded]
+    v_shaped = any(pipeline.order.v_shaped for pipeline in recorded)
+    factors = [factors_of(pipeline) for pipeline in recorded]
     outside = float(replay.recorded_step_times().mean()) - window
     return Bubbles(
         window_s=window,
@@ -78,15 +78,15 @@ def find_bubbles(replay: JobReplay, schedules: Sequence[str] = ()) -> Bubbles:
         idle_s=idle_s,
         share=idle_s / window if window else 0.0,
         places=[
-            Idle(place, reason, float(idle[:, at, why].sum()) / len(work))
-            for at, place in enumerate(PLACES)
+            Idle(place, reason, float(idle[:, place_number, why].sum()) / len(work))
+            for place_number, place in enumerate(PLACES)
             for why, reason in enumerate(REASONS)
-            if idle[:, at, why].any()
+            if idle[:, place_number, why].any()
         ],
         by_stage=_stages(recorded, places, idle, lanes),
         causes=[] if v_shaped else _causes(recorded, factors, idle_s),
         causes_unknown=V_SHAPED if v_shaped else None,
-        schedules=[_priced(recorded, factors, each, window, outside) for each in asked],
+        schedules=[_priced(recorded, factors, schedule, window, outside) for schedule in asked],
         unknown=None,
         left_out=left_out,
     )
@@ -97,15 +97,15 @@ def _unknown(why: str, left_out: list[LeftOut]) -> Bubbles:
 
 
 def _mean(of_groups: Sequence[Floats], lanes: int) -> Floats:
-    """The mean over all lanes of what is a sum over the lanes of each group."""
+    """The mean per lane, from sums over the lanes of each group."""
     return np.asarray(np.sum(of_groups, axis=0) / lanes)
 
 
 def _stages(
     recorded: Sequence[RecordedPipeline], places: Sequence[Places], idle: Floats, lanes: int
 ) -> list[StageBubbles]:
-    work, usable = (_mean([getattr(each, name) for each in places], lanes) for name in ("work_s", "usable_s"))
-    peaks = _mean([each.order.peak_microbatches * each.lanes for each in recorded], lanes)
+    work, usable = (_mean([getattr(group, name) for group in places], lanes) for name in ("work_s", "usable_s"))
+    peaks = _mean([pipeline.order.peak_microbatches * pipeline.lanes for pipeline in recorded], lanes)
     return [
         StageBubbles(
             pp_rank=stage,
@@ -115,9 +115,12 @@ def _stages(
             peak_microbatches=float(peaks[stage]),
             places=[
                 IdleOfStage(
-                    PLACES[at], REASONS[why], int(other) - 1 if other else None, float(idle[stage, at, why, other])
+                    PLACES[place],
+                    REASONS[why],
+                    int(other) - 1 if other else None,
+                    float(idle[stage, place, why, other]),
                 )
-                for at, why, other in np.argwhere(idle[stage] > 0)
+                for place, why, other in np.argwhere(idle[stage] > 0)
             ],
         )
         for stage in range(len(work))
@@ -125,10 +128,11 @@ def _stages(
 
 
 def _causes(recorded: Sequence[RecordedPipeline], factors: Sequence[Factors], idle_s: float) -> list[LostTo]:
-    lanes = sum(each.lanes for each in recorded)
-    by_pipeline = [find_causes(each, apart) for each, apart in zip(recorded, factors, strict=True)]
+    lane_counts = [pipeline.lanes for pipeline in recorded]
+    by_pipeline = [find_causes(pipeline, of_pipeline) for pipeline, of_pipeline in zip(recorded, factors, strict=True)]
     lost: dict[CauseOfIdle, float] = {
-        switch: sum(of[switch] * each.lanes for of, each in zip(by_pipeline, recorded, strict=True)) / lanes
+        switch: sum(lost_s[switch] * count for lost_s, count in zip(by_pipeline, lane_counts, strict=True))
+        / sum(lane_counts)
         for switch in SWITCHES
     }
     lost["host"] = idle_s - sum(lost.values())
@@ -142,16 +146,16 @@ def _priced(
     window: float,
     outside: float,
 ) -> PricedSchedule:
-    """One row. `outside`: seconds of a step outside the window."""
+    """The price of a schedule. `outside`: seconds of a step outside the window."""
     try:
-        planned = [plans(each, apart, asked) for each, apart in zip(recorded, factors, strict=True)]
+        planned = [plans(pipeline, of_pipeline, asked) for pipeline, of_pipeline in zip(recorded, factors, strict=True)]
     except LayoutError as error:
         return PricedSchedule(asked.text, None, None, None, None, None, None, str(error), None)
-    lanes = [each.lanes for each in recorded]
+    lanes = [pipeline.lanes for pipeline in recorded]
     windows_s = [[plan.window_s for plan in of_lanes] for of_lanes in planned]
     low, high = (sum(map(bound, windows_s)) / sum(lanes) for bound in (min, max))
     held = [of_lanes[0].order.peak_microbatches * count for of_lanes, count in zip(planned, lanes, strict=True)]
-    assumed = (assumptions(each, of_lanes) for each, of_lanes in zip(recorded, planned, strict=True))
+    assumed = (assumptions(pipeline, of_lanes) for pipeline, of_lanes in zip(recorded, planned, strict=True))
     exact_s = low if low == high else None
     return PricedSchedule(
         schedule=asked.text,
@@ -202,21 +206,22 @@ def gaps_of(recorded: RecordedPipeline, stage: int) -> Gaps:
     """
     order, start, end = recorded.order, recorded.start, recorded.end
     rows = np.flatnonzero(order.stage == stage)
-    own = slice(int(rows[0]), int(rows[-1]) + 1)
-    until = np.maximum.accumulate(end[own], axis=0)
+    stage_rows = slice(int(rows[0]), int(rows[-1]) + 1)
+    until = np.maximum.accumulate(end[stage_rows], axis=0)
     free = np.concatenate([start.min(axis=0)[None], until[:-1]])  # from when on the stage has nothing else to do
-    low, high = np.minimum(free, start[own]), start[own]
-    needs = order.needs[own]
+    low, high = np.minimum(free, start[stage_rows]), start[stage_rows]
+    needs = order.needs[stage_rows]
     needed = np.where(needs[:, None] >= 0, end[needs], -np.inf)
-    arrived = np.maximum(recorded.arrived[own], needed)
-    gathered = recorded.gathered[own] > arrived
-    cuts = np.stack([low, *(np.clip(one, low, high) for one in (needed, arrived, recorded.gathered[own])), high])
+    arrived = np.maximum(recorded.arrived[stage_rows], needed)
+    gathered_at = recorded.gathered[stage_rows]
+    gathered = gathered_at > arrived
+    cuts = np.stack([low, *(np.clip(time, low, high) for time in (needed, arrived, gathered_at)), high])
     cuts[1:3] = np.where(gathered, low, cuts[1:3])
     cuts[3] = np.where(gathered, cuts[3], cuts[2])
     return Gaps(
         cuts=cuts,
         waits_for=np.where(needs >= 0, order.stage[needs], -1),
-        work_s=np.maximum(end[own] - np.maximum(high, free), 0),
+        work_s=np.maximum(end[stage_rows] - np.maximum(high, free), 0),
         overlap_s=free - low,
         until=until[-1],
     )
@@ -236,8 +241,8 @@ def find_places(recorded: RecordedPipeline) -> Places:
         work[stage] = gaps.work_s.sum()
         cuts, waits_for = gaps.cuts, gaps.waits_for + 1
         place = np.minimum(np.arange(len(waits_for)), 1)
-        nobody = np.zeros_like(waits_for)
-        for reason, waits in enumerate((waits_for, waits_for, nobody, nobody)):
+        no_stage = np.zeros_like(waits_for)
+        for reason, waits in enumerate((waits_for, waits_for, no_stage, no_stage)):
             np.add.at(idle[stage, :, reason], (place, waits), (cuts[reason + 1] - cuts[reason]).sum(axis=1))
         drain, idle_s = finish - gaps.until, cuts[-1] - cuts[0]
         np.add.at(idle[stage, PLACES.index("drain"), REASONS.index("peer")], last_stage + 1, drain)
@@ -274,7 +279,7 @@ def factors_of(recorded: RecordedPipeline) -> Factors:
 
 
 def find_causes(recorded: RecordedPipeline, factors: Factors) -> dict[CauseOfIdle, float]:
-    """Seconds of idle time a lane that each switch causes; their sum is what a replay without launch delays has.
+    """Idle seconds per lane that each switch causes; they add up to the idle time of a replay without launch delays.
 
     Each duration is the mean of its kind x a factor of its stage x one of its worker x jitter. Each factor is a switch,
     like the time of transfers and the dependencies between stages.
@@ -293,7 +298,7 @@ def _times(recorded: RecordedPipeline, factors: Factors, jitter: bool, workers: 
     of_stage = cells.sum(axis=(0, 2)).reshape(-1, order.stages, lanes).sum(axis=0)
     free, durations = of_stage.max(axis=0).mean(), cells.reshape(-1, lanes)
     dependent = [order.windows(durations, transfers).mean() for transfers in (None, recorded.transfer)]
-    return np.array([[free, one] for one in dependent])
+    return np.array([[free, window] for window in dependent])
 
 
 def _shapley(times: Floats) -> list[float]:
@@ -302,19 +307,19 @@ def _shapley(times: Floats) -> list[float]:
     effects = []
     for switch in range(count):
         effect = np.take(times, 1, axis=switch) - np.take(times, 0, axis=switch)
-        on = np.indices(effect.shape).sum(axis=0)
+        switched_on = np.indices(effect.shape).sum(axis=0)
         orders = [factorial(others) * factorial(count - 1 - others) for others in range(count)]
-        effects.append(float((effect * np.array(orders)[on]).sum() / factorial(count)))
+        effects.append(float((effect * np.array(orders)[switched_on]).sum() / factorial(count)))
     return effects
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:
-    """Return over / under, 1 where both are nothing."""
+    """The quotient; 1 where both are 0."""
     return np.divide(over, under, out=np.ones(np.broadcast_shapes(over.shape, under.shape)), where=under > 0)
 
 
 def inverse(factor: Floats) -> Floats:
-    """Return 1 / factor, 0 where it is 0."""
+    """The reciprocal; 0 where the factor is 0."""
     return np.divide(1.0, factor, out=np.zeros_like(factor), where=factor > 0)
 
 
@@ -352,7 +357,8 @@ class TimedSchedule(Struct, frozen=True, eq=False):
 
 
 def plans(recorded: RecordedPipeline, factors: Factors, asked: AskedSchedule) -> list[TimedSchedule]:
-    """That schedule; if the share of its weight gradients is unknown, with the least and the most of `WEIGHT_SHARES`.
+    """The schedule asked for; if its share of weight gradients is unknown, with the smallest and the largest of
+    `WEIGHT_SHARES`.
 
     Raises LayoutError if it cannot run in this pipeline.
     """
@@ -374,7 +380,7 @@ def assumptions(recorded: RecordedPipeline, planned: Sequence[TimedSchedule]) ->
     assumes = ["transfers as usual on their link"]
     if planned[0].order.virtual_stages != recorded.order.virtual_stages:
         assumes.append("layers spread evenly within a stage")
-    if shares := [f"{one.share:.0%}" for one in planned if one.share is not None]:
+    if shares := [f"{schedule.share:.0%}" for schedule in planned if schedule.share is not None]:
         assumes.append(f"W takes {' to '.join(shares)} of the whole backward")
     return assumes
 
@@ -419,9 +425,9 @@ def _redistributed(recorded: RecordedPipeline, factors: Factors, virtual_stages:
     spread = np.einsum("nv,kvml->knml", share, usual * (1 - ends[:, :, None]))
     for end in (0, -1):
         spread[:, end] += usual[:, end] * ends[:, end, None]
-    again = np.tile(of_rank, (1, virtual_stages // stages, 1))[:, :, None]
+    repeated = np.tile(of_rank, (1, virtual_stages // stages, 1))[:, :, None]
     mean_delay: Floats = np.einsum("nv,kvml->knml", share / share.sum(axis=1, keepdims=True), delay)
-    return spread * again, mean_delay
+    return spread * repeated, mean_delay
 
 
 def _overlaps(old: int, new: int) -> Floats:

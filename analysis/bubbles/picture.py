@@ -68,8 +68,8 @@ class ScheduleBar(Struct, frozen=True):
         took = seconds(self.end_s - self.start_s)
         if self.microbatch is None:
             return f"stage {self.stage} {_WAITS[self.what].format(self.waits_for)}: {took}"
-        of = "" if self.chunk is None else f", chunk {self.chunk}"
-        return f"stage {self.stage}: {self.what} of microbatch {self.microbatch}{of}: {took}"
+        chunk = "" if self.chunk is None else f", chunk {self.chunk}"
+        return f"stage {self.stage}: {self.what} of microbatch {self.microbatch}{chunk}: {took}"
 
 
 class DrawnSchedule(Struct, frozen=True):
@@ -109,17 +109,18 @@ def draw_step(
     """
     asked = [AskedSchedule.parse(text) for text in schedules]
     pipelines, _ = recorded_pipelines(replay.only_steps([step]))
-    lanes = [(one, lane) for one in pipelines for lane in range(one.lanes) if dp_rank in (None, one.dp_rank[lane])]
+    lanes = [(pipeline, lane) for pipeline in pipelines for lane in range(pipeline.lanes)]
+    lanes = [(pipeline, lane) for pipeline, lane in lanes if dp_rank in (None, pipeline.dp_rank[lane])]
     if not lanes:
-        of = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
-        raise SelectionError(f"step {step} does not have every compute of {of}; choose another")
+        place = "any DP rank" if dp_rank is None else f"DP rank {dp_rank}"
+        raise SelectionError(f"step {step} does not have every compute of {place}; choose another")
     recorded, lane = max(lanes, key=lambda candidate: candidate[0].window_s[candidate[1]])
     factors = factors_of(recorded)
     drawn = [
         _picture("recorded", recorded, lane),
-        *(_picture(one.text, plans(recorded, factors, one)[0].pipeline(recorded.dp_rank), lane) for one in asked),
+        *(_picture(row.text, plans(recorded, factors, row)[0].pipeline(recorded.dp_rank), lane) for row in asked),
     ]
-    return [_with_the_longest(one, MOST_BARS // len(drawn)) for one in drawn]
+    return [_with_the_longest(schedule, MOST_BARS // len(drawn)) for schedule in drawn]
 
 
 def _with_the_longest(picture: DrawnSchedule, most: int) -> DrawnSchedule:

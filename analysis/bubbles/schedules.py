@@ -73,10 +73,8 @@ class AskedSchedule(Struct, frozen=True):
         schedule = Schedule.ONE_F_ONE_B if self.splits_backward else Schedule(self.name)
         layout = Layout(dp=1, pp=stages, tp=1, vpp=self.chunks)
         check_schedule(schedule, layout, microbatches)
-        every = (
-            (stage, *each) for stage in range(stages) for each in self._of_stage(schedule, layout, microbatches, stage)
-        )
-        return ComputeOrder.of(every, stages, self.chunks, microbatches)
+        ops = ((stage, *op) for stage in range(stages) for op in self._of_stage(schedule, layout, microbatches, stage))
+        return ComputeOrder.of(ops, stages, self.chunks, microbatches)
 
     def _of_stage(
         self, schedule: Schedule, layout: Layout, microbatches: int, stage: int
@@ -287,8 +285,8 @@ class RecordedPipeline(Struct, frozen=True, eq=False, dict=True):
     def joined(self, other: RecordedPipeline) -> RecordedPipeline:
         """The lanes of both, of the same order."""
         names = ("dp_rank", "start", "end", "arrived", "gathered", "transfer")
-        both = {name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in names}
-        return RecordedPipeline(self.order, **both)
+        joined = {name: np.concatenate([getattr(self, name), getattr(other, name)], axis=-1) for name in names}
+        return RecordedPipeline(self.order, **joined)
 
 
 def recorded_pipelines(replay: JobReplay) -> tuple[list[RecordedPipeline], list[Lane]]:
@@ -318,7 +316,7 @@ def _pipeline(block: Block, cost: Floats, virtual_of: Ints) -> RecordedPipeline 
     begin = np.where(block.duration[:, 0] > 0, begin, np.nextafter(begin, -np.inf))
     rows = np.concatenate(
         [
-            merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == each)) for each in range(3)])
+            merged_order(begin, [np.flatnonzero((template.pp_rank == stage) & (kind == code)) for code in range(3)])
             for stage in range(stages)
         ]
     )
@@ -364,13 +362,13 @@ def _receives(block: Block, order: ComputeOrder, virtual_of: Ints) -> Ints | Non
         real = np.flatnonzero(np.isin(template.kind, RECVS))
     received = np.empty(len(order.received), np.int64)
     for kind, recv in ((FORWARD, FORWARDS.recv), (BACKWARD, BACKWARDS.recv)):
-        rows, these = real[template.kind[real] == recv.code], order.kind[order.received] == kind
-        stage, virtual = order.stage[order.received[these]], order.virtual[order.received[these]]
+        rows, of_kind = real[template.kind[real] == recv.code], order.kind[order.received] == kind
+        stage, virtual = order.stage[order.received[of_kind]], order.virtual[order.received[of_kind]]
         if not np.array_equal(template.pp_rank[rows], stage):
             return None
         if order.v_shaped:
             rows = in_order_of_computes(rows, virtual_of[np.maximum(template.chunk[rows], 0), stage], virtual)
-        received[these] = rows
+        received[of_kind] = rows
     return received
 
 

@@ -18,7 +18,7 @@ from tracekit.trace.model import OpKind
 
 
 class _InSeveralKinds(Detector):
-    """A kind of finding of several kinds of jobs. `finders`: the module and function that look in each of them."""
+    """A kind of finding in several kinds of jobs. `finders`: the module and function for each of them."""
 
     finders: ClassVar[Mapping[JobKind, str]]
 

@@ -118,7 +118,7 @@ class Detector(ABC):
     have it. `explains_delays`: launch delays that go with it are accounted for. `beyond_experts`: it looks at what
     uneven loads of experts leave unexplained.
 
-    `counted`: it rests on what was counted beside the times of ops, so a longer op does not explain it.
+    `counted`: it rests on what was counted besides the times of ops, so a longer op does not explain it.
 
     `repair` or `treatment`: how to fix it; `fixes` for a fix of its own.
     """
@@ -160,10 +160,10 @@ class Detector(ABC):
         A `treatment` fixes workers together with those of other findings; single ranks are repaired.
         """
         if self.repair is not None and (self.treatment is None or finding.where.ranks):
-            of = "" if finding.spent is None or not finding.spent.name else f": {code_name(finding.spent.name)}"
+            name = "" if finding.spent is None or not finding.spent.name else f": {code_name(finding.spent.name)}"
             yield Plan(
                 kind=self.repair.kind,
-                title=f"{self.repair.title}{of}",
+                title=f"{self.repair.title}{name}",
                 where=finding.where,
                 change=finding.change,
                 step_times=finding.without_s,

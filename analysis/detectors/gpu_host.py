@@ -51,7 +51,7 @@ from tracekit.trace.gpu_activity import IdleReason
 from tracekit.trace.op import OF_TORCH
 
 if TYPE_CHECKING:
-    from tracekit.analysis.gpu.recorded import HostWhat
+    from tracekit.analysis.gpu.recorded import HostActivity
 
 #: So many functions before the first op are told.
 _MOST_TOLD = 3
@@ -131,7 +131,7 @@ def _saving(job: RecordingSubject) -> Bools:
     """Which host ops mostly write checkpoints, [ops]; a call that waits follows its own."""
     work = host_time(job)
     saves = work.mask(IdleReason.CHECKPOINT) | unnamed_saves(job)
-    spent_s = (np.bincount(work.op[of], work.seconds[of], job.ops.height) for of in (saves, ~saves))
+    spent_s = (np.bincount(work.op[mask], work.seconds[mask], job.ops.height) for mask in (saves, ~saves))
     return np.greater(*spent_s)
 
 
@@ -145,9 +145,9 @@ def _without_dispatch(job: RecordingSubject, op: str | None, line: str | None) -
         launching = job.ops["own"].gather(np.unique(work.launched_by[work.launched_by >= 0]))
         only_waits = not launching.cast(pl.String).eq(line).any()
 
-    def belongs(what: HostWhat) -> bool:
-        own = what.name.rpartition(" in ")[2] in names or (only_waits and what.reason == IdleReason.PYTHON)
-        return what.where == (line or "") and own
+    def belongs(activity: HostActivity) -> bool:
+        is_named = activity.name.rpartition(" in ")[2] in names or (only_waits and activity.reason == IdleReason.PYTHON)
+        return activity.where == (line or "") and is_named
 
     return work.less(work.mask(*IdleReason, where=belongs))
 
@@ -196,9 +196,9 @@ class GpuAllocation(Detector):
         )
 
 
-def _function(what: HostWhat) -> str:
+def _function(activity: HostActivity) -> str:
     """The own function that work is inside, or what it is where no stack was recorded."""
-    return what.where or what.name
+    return activity.where or activity.name
 
 
 def _action(name: str, to: str) -> str:
@@ -263,7 +263,7 @@ class PythonCode(Detector):
         )
         first, rows = parts[0], np.concatenate([part.parts for part in parts])
         names = tuple(dict.fromkeys(name for part in parts for name in (part.where, *part.names) if name))
-        reason = work.whats[work.what[first.parts[0]]].reason
+        reason = work.activities[work.activity[first.parts[0]]].reason
         yield candidate(
             self.kind,
             job,
@@ -280,9 +280,9 @@ class PythonCode(Detector):
         )
 
     def _unnamed(self, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Candidate]:
-        """Python of which nothing is known."""
+        """Python without a name or a line."""
         work = host_time(job)
-        unnamed = work.mask(IdleReason.PYTHON, where=lambda what: not what.name and not what.where)
+        unnamed = work.mask(IdleReason.PYTHON, where=lambda activity: not activity.name and not activity.where)
         parts = np.flatnonzero(unnamed & ~unnamed_saves(job))
         taken_s = float(work.seconds[parts].sum())
         if gpu.stacks or share_of(job, taken_s) < GPU_TIME.unnamed_share:
@@ -355,7 +355,7 @@ def launch_bound(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
     yield Candidate(
         kind,
         Place(),
-        f"every GPU is idle for at least {share:.0%} of the recording{_mostly(job)}",
+        f"every GPU is idle for at least {share:.0%} of the recording{_idle_reasons(job)}",
         (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
         confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
         AddTime(-idle_s),
@@ -373,7 +373,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
     """Dispatch of operators and launches, from the recording of one rank."""
     work = host_time(job)
     dispatch = work.mask(IdleReason.OPERATOR, IdleReason.RUNTIME_CALL) | work.mask(
-        IdleReason.PYTHON, where=lambda what: OF_TORCH.match(what.name) is not None
+        IdleReason.PYTHON, where=lambda activity: OF_TORCH.match(activity.name) is not None
     )
     short = work.seconds < HOST_TIME.dispatch_s * work.pieces
     dispatch &= ~in_head(job) & (short | work.mask(IdleReason.OPERATOR)) & ~computes_on_host(job)
@@ -388,7 +388,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
     longest = f", longest of {code_name(names[0])} ({on_each(job, named[0].seconds)})" if names else ""
     launch = gpu.launch
     waits, loader = _without_waits(job), _without_loader(job)
-    gone = [one for one in (waits, loader) if one is not None]
+    changes = [change for change in (waits, loader) if change is not None]
     first: tuple[str, ...] = () if waits is None else ("sync-calls", "gpu-allocation")
     if loader is not None and _idle_s(gpu, *_OF_LOADER) > _idle_s(gpu, *_OF_LAUNCHES):
         first += ("late-data-loading",)
@@ -406,7 +406,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
             )
         ),
         bound=tell is not None,
-        after=Together(tuple(gone)) if gone else None,
+        after=Together(tuple(changes)) if changes else None,
         follows=first,
         title="The GPU waits for launches",
         next_check="torch.compile on the model: are the gaps gone?",
@@ -419,7 +419,7 @@ def _in_one_gpu(kind: str, job: RecordingSubject, gpu: GpuTimes) -> Iterator[Can
 
 def _without_waits(job: RecordingSubject) -> Intervention | None:
     """The job without the calls that wait for the GPU, if steps have several: a CUDA graph can hold none of them."""
-    waiting = [waiting_calls(job, allocates=of) for of in (True, False)]
+    waiting = [waiting_calls(job, allocates=allocates) for allocates in (True, False)]
     calls = waiting[0].calls | waiting[1].calls
     return without_waits(job, calls) if np.count_nonzero(calls) > job.steps_in_whole else None
 
@@ -439,13 +439,13 @@ def _idle_s(gpu: GpuTimes, *reasons: IdleReason) -> float:
     return idle_s + sum(gpu.before_first.by_reason.get(reason, 0.0) for reason in reasons)
 
 
-def _mostly(job: RecordingSubject) -> str:
+def _idle_reasons(job: RecordingSubject) -> str:
     """What the host of the rank that is idle least does meanwhile, in words."""
     gpu = job.gpu
     reasons = () if gpu is None else gpu.idle_by_reason[:_MOST_REASONS]
     if gpu is None or not reasons:
         return ""
-    named = [f"{one.reason} {one.seconds / job.recorded_s:.0%}" for one in reasons]
+    named = [f"{row.reason} {row.seconds / job.recorded_s:.0%}" for row in reasons]
     return f", that of rank {gpu.rank} for {', '.join(named)}"
 
 
@@ -458,7 +458,7 @@ def repeats(job: RecordingSubject) -> bool:
     gpu = ops.filter(pl.col("role") == "gpu", pl.col("profiler_step").is_not_null())
     name, step = numbered(gpu["name"]), gpu["profiler_step"].to_numpy()
     order = np.argsort(step, kind="stable")
-    steps = Counter(mine.tobytes() for mine in np.split(name[order], np.flatnonzero(np.diff(step[order])) + 1))
+    steps = Counter(names.tobytes() for names in np.split(name[order], np.flatnonzero(np.diff(step[order])) + 1))
     return len(steps) < 2 or 2 * max(steps.values()) >= steps.total()
 
 
@@ -467,7 +467,7 @@ def checkpoints_on_host(kind: str, job: RecordingSubject) -> Iterator[Candidate]
     work = host_time(job)
     if idle_gpu(job) is None:
         return
-    for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda what: what.where or what.name)):
+    for part in costly(job, work.by_name(IdleReason.CHECKPOINT, key=lambda activity: activity.where or activity.name)):
         line = f" at {code_name(part.where)}" if part.where else ""
         effect = f"the host writes checkpoints in {code_name(part.name)}{line}: {on_each(job, part.seconds)}"
         yield of_part(kind, job, part, IdleReason.CHECKPOINT, effect, **_WRITES)

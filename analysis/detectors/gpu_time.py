@@ -93,8 +93,8 @@ class SlowCopies(Detector):
         if not len(copies) or share_of(job, seconds_all) < GPU_TIME.share:
             return
         card = Card.named(job.summary.gpu)
-        less = np.zeros(ops.height)
-        less[copies] = np.maximum(spent_s - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
+        saved_s = np.zeros(ops.height)
+        saved_s[copies] = np.maximum(spent_s - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
         speed = float(moved.sum()) / (float(spent_s.sum()) or np.inf) / 1e9
         names = tuple(ops["name"].gather(copies).unique().sort().to_list())
         yield candidate(
@@ -103,7 +103,7 @@ class SlowCopies(Detector):
             Spent("transfer", names[0], "", names, len(copies), seconds_all),
             f"{three_digits(float(moved.sum()) / 1e6)} MB cross from or to pageable memory in"
             f" {on_each(job, float(spent_s.sum()))}, {three_digits(speed)} GB/s",
-            Together((without_waits(job, calls), LessTime(less))),
+            Together((without_waits(job, calls), LessTime(saved_s))),
         )
 
 
@@ -131,8 +131,8 @@ class Recompute(Detector):
         if "recomputed" not in ops.columns:
             yield from self._unseen(job, on_gpu)
             return
-        again = ops["recomputed"].fill_null(value=False).to_numpy()
-        rows = np.flatnonzero(again & on_gpu)
+        recomputed = ops["recomputed"].fill_null(value=False).to_numpy()
+        rows = np.flatnonzero(recomputed & on_gpu)
         taken_s = float(ops["duration"].gather(rows).sum())
         if share_of(job, taken_s) < GPU_TIME.share:
             return
@@ -150,7 +150,7 @@ class Recompute(Detector):
             Spent(self.kind, names[0], "", names, len(rows), taken_s),
             f"the backward repeats {len(rows):,} kernels of the forward, longest of {code_name(names[0])}:"
             f" {on_each(job, taken_s)}",
-            LessTime(np.where(again, job.pace.cost, 0.0), np.where(again & on_gpu, delay_s, 0.0)),
+            LessTime(np.where(recomputed, job.pace.cost, 0.0), np.where(recomputed & on_gpu, delay_s, 0.0)),
             suggested_fix=f"{self.suggested_fix}: {memory}",
         )
 
@@ -241,20 +241,20 @@ class StreamWaits(Detector):
                 return
             edges = waits[pair == number]
             waiting, other = (side[int(np.flatnonzero(pair == number)[0])] for side in stream)
-            gone = np.zeros(len(event), np.bool_)
-            gone[edges] = True
+            removed = np.zeros(len(event), np.bool_)
+            removed[edges] = True
             longest = edges[np.argsort(-waited_s[edges], kind="stable")]
             names = ops["name"].gather(graph.before[longest]).unique(maintain_order=True).to_list()[:MOST_NAMES]
-            then = ops["name"][int(graph.after[longest[0]])]
+            waiting_op = ops["name"][int(graph.after[longest[0]])]
             yield candidate(
                 self.kind,
                 job,
                 Spent(IdleReason.QUEUED, names[0], "", (*names, other, waiting), len(edges), taken_s),
-                f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(then)} begins as"
+                f"{waiting} waits {on_each(job, taken_s)} for {other}: {code_name(waiting_op)} begins as"
                 f" {code_name(names[0])} ends",
-                job.pace.without_edges(gone),
+                job.pace.without_edges(removed),
                 suggested_fix=plain(
-                    f"let {waiting} wait only for what {code_name(then)} needs of {other}, or launch"
+                    f"let {waiting} wait only for what {code_name(waiting_op)} needs of {other}, or launch"
                     f" {code_name(names[0])} earlier"
                 ),
                 bound=True,
@@ -321,19 +321,19 @@ class IdleUnseen(Detector):
         for idle in gpu.idle_by_reason if gpu is not None else ():
             if idle.reason not in _SENTENCES or share_of(job, idle.seconds) < GPU_TIME.unseen_share:
                 continue
-            why, then = _SENTENCES[IdleReason(idle.reason)]
+            why, advice = _SENTENCES[IdleReason(idle.reason)]
             if idle.reason == IdleReason.QUEUED and stream_waits_recorded(job):
-                then = "record all processes that use the GPU: no stream that it waited for was busy"
+                advice = "record all processes that use the GPU: no stream that it waited for was busy"
             names = tuple(row.name for row in idle.names if row.name)
             before = f" before {code_name(names[0])}" if names else ""
             yield candidate(
                 self.kind,
                 job,
-                Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {then}"),
+                Spent(idle.reason, names[0] if names else "", "", names, idle.gaps, idle.seconds, f"{why}: {advice}"),
                 f"the GPU is idle for {share_of(job, idle.seconds):.0%} of the recording{before}: {why}",
                 None,
-                next_check=then,
-                suggested_fix=then,
+                next_check=advice,
+                suggested_fix=advice,
             )
 
     def _head(self, job: RecordingSubject) -> Iterator[Candidate]:
@@ -405,8 +405,8 @@ class WarmUp(Detector):
             return
         by_name: dict[tuple[str, str, str], float] = {}
         for part in np.flatnonzero(excess_s).tolist():
-            what = work.whats[work.what[part]]
-            key = (what.reason, what.name, what.where)
+            activity = work.activities[work.activity[part]]
+            key = (activity.reason, activity.name, activity.where)
             by_name[key] = by_name.get(key, 0.0) + float(excess_s[part])
         inside = job.columns("operator")["operator"]
         for row in np.flatnonzero(called_s).tolist():
@@ -421,8 +421,8 @@ class WarmUp(Detector):
             reason, name, where, names[:MOST_NAMES], int((excess_s > 0).sum() + (called_s > 0).sum()), total_s,
             f"{name} occurs once: a later recording would tell whether it comes back" if single else None,
         )  # fmt: skip
-        what = ", ".join(code_name(name) for name in names[:_MOST_WARMED_UP])
-        effect = f"{share_of(job, total_s):.0%} of the recording is warm-up: {seconds(total_s)} in the first {what}"
+        activity = ", ".join(code_name(name) for name in names[:_MOST_WARMED_UP])
+        effect = f"{share_of(job, total_s):.0%} of the recording is warm-up: {seconds(total_s)} in the first {activity}"
         yield candidate(self.kind, job, spent, effect, change)
 
 

@@ -94,7 +94,7 @@ def slow_host_code(job: PipelineSubject) -> Bools:
 
 def launches_and_code(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
     """Yield launch delays and host work between ops, but for those of single workers, if they are costly."""
-    change = host_code_of(job).none_but_beyond(slow_host_code(job))
+    change = host_code_of(job).only_excess(slow_host_code(job))
     share = 1 - float(step_times(job.replay, (change,)).mean()) / job.unchanged_s
     if share < HOST.launches_share:
         return
@@ -151,7 +151,7 @@ def _where_late(job: PipelineSubject) -> Place:
     if data_waits_of(job).recorded and (mostly.any(axis=0) & (mostly != fetches).any(axis=0)).any():
         return Place(workers=job.workers_where(mostly))
     few = not ranks.all() or len(ranks) == 1
-    return Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in np.flatnonzero(ranks)) if few else ())
+    return Place(dp_ranks=tuple(job.dp_ranks[int(dp_index)] for dp_index in np.flatnonzero(ranks)) if few else ())
 
 
 class SlowOptimizer(Detector):
@@ -191,10 +191,10 @@ class SlowOptimizer(Detector):
         level = median(taken_s, (1,))
         usual = np.maximum(np.expand_dims(lower_median(level, axis=axis), axis), 1e-9)
         scatter = MAD_TO_SIGMA * median(np.abs(taken_s - level[:, None]), (1,)) / np.sqrt(taken_s.shape[1])
-        apart = MAD_TO_SIGMA * np.expand_dims(lower_median(np.abs(level - usual), axis=axis), axis)
+        spread = MAD_TO_SIGMA * np.expand_dims(lower_median(np.abs(level - usual), axis=axis), axis)
         # A stage with more layers has more parameters, too.
         peers = usual * (np.maximum(worker_factor(job), 1.0) if among_stages else 1.0)
-        error, factor = np.hypot(scatter, apart) / peers, level / peers
+        error, factor = np.hypot(scatter, spread) / peers, level / peers
         smallest = HOST.optimizer_factor_of_stages if among_stages else HOST.optimizer_factor
         hit = (factor > smallest) & (factor - 1 > HOST.optimizer_errors * error) & ~slow_workers(job)
         if not hit.any():

@@ -178,8 +178,8 @@ def _neighbours(job: GraphSubject, stream: Ints) -> tuple[Ints, Ints]:
     order = rows[np.lexsort((launched, stream[launcher[rows]], graph.rank[rows]))]
     first, second = order[:-1], order[1:]
     alike = (graph.rank[first] == graph.rank[second]) & (stream[launcher[first]] == stream[launcher[second]])
-    apart = alike & (stream[first] != stream[second])
-    return first[apart], second[apart]
+    other_stream = alike & (stream[first] != stream[second])
+    return first[other_stream], second[other_stream]
 
 
 def _leaves_room(job: GraphSubject) -> Bools:
@@ -268,25 +268,25 @@ def compared(job: GraphSubject) -> Compared | None:
     ranks = ops["rank"].n_unique()
     shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
     common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
-    (own_s, theirs), (extra, usual) = (_mine_and_usual_s(part, late.rank, ranks) for part in (common, own))
+    (own_s, peers_s), (extra, usual) = (_own_and_usual_s(part, late.rank, ranks) for part in (common, own))
     return Compared(
         behind=late,
         op=job.op_noun,
-        ratio=own_s / theirs if theirs else 1.0,
+        ratio=own_s / peers_s if peers_s else 1.0,
         own=own.filter(rank=late.rank).height,
         own_s=extra,
-        uneven=extra - usual > own_s - theirs,
+        uneven=extra - usual > own_s - peers_s,
     )
 
 
-def _mine_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, float]:
+def _own_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, float]:
     """Return what a rank spent on these ops, and its peers in the mean, seconds."""
     itself = pl.col("rank") == rank
-    own_s, theirs = (float(ops.filter(which)["duration"].sum()) for which in (itself, ~itself))
-    return own_s, theirs / max(ranks - 1, 1)
+    own_s, peers_s = (float(ops.filter(mask)["duration"].sum()) for mask in (itself, ~itself))
+    return own_s, peers_s / max(ranks - 1, 1)
 
 
-def _most_of_it(late: RankBehind) -> str:
+def _longest_part(late: RankBehind) -> str:
     """Return the phase and the operator in which the rank's host takes longest beyond its peers, in words."""
     ops = late.job.ops
     if not {"operator", "phase"} <= set(ops.columns):
@@ -295,11 +295,11 @@ def _most_of_it(late: RankBehind) -> str:
     host = ops.select("rank", "duration", *named).filter(late.behind.ops)
     operator = pl.col("outer" if "outer" in host.columns else "operator").fill_null("Python, outside operators")
     key = [pl.col("phase").fill_null("?"), operator.alias("operator")]
-    own, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
+    is_late, others = pl.col("rank") == late.rank, max(host["rank"].n_unique() - 1, 1)
     excess = (
         host.with_columns(key)
         .group_by("phase", "operator")
-        .agg(more=pl.col("duration").filter(own).sum() - pl.col("duration").filter(~own).sum() / others)
+        .agg(more=pl.col("duration").filter(is_late).sum() - pl.col("duration").filter(~is_late).sum() / others)
         .sort("more", "phase", "operator", descending=[True, False, False])
     )
     first = excess.row(0, named=True)
@@ -320,7 +320,7 @@ _PARTS: Mapping[str, tuple[Part, Callable[[RankBehind], str]]] = {
         Part.HOST,
         lambda late: (
             f"its host works {seconds(late.spent_s)} between calls, {seconds(late.usual_s)} on its peers"
-            f"{_most_of_it(late)}"
+            f"{_longest_part(late)}"
         ),
     ),
     "python-gc": (

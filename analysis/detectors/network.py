@@ -18,10 +18,7 @@ from tracekit.analysis.evidence.congestion import (
     shared_anyway_s,
 )
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, transfers
-from tracekit.analysis.evidence.transfers import (
-    TRAFFIC,
-    traffic_of,
-)
+from tracekit.analysis.evidence.transfers import TRAFFIC, traffic_of
 from tracekit.analysis.numeric.statistics import lower_median, median
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.base.text import ratio
@@ -89,8 +86,8 @@ class SlowLink(Detector):
             figures = (Figure("transfer time over the usual", usual, TRAFFIC.link, Unit.FACTOR),)
             stage = int(of_link.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
-                Link(job.dp_ranks[int(at)], stage, (stage + 1) % job.stages)
-                for at in np.flatnonzero(of_link.any(axis=(0, 1)))
+                Link(job.dp_ranks[int(link)], stage, (stage + 1) % job.stages)
+                for link in np.flatnonzero(of_link.any(axis=(0, 1)))
             )
             series = np.where(of_link.any(axis=(0, 2)), usual, 1.0)
             change = links_as_usual(traffic, of_link)

@@ -15,11 +15,7 @@ from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_work
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
 from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
-from tracekit.analysis.evidence.off_cpu import (
-    WAITS,
-    without_core_waits,
-    without_stops,
-)
+from tracekit.analysis.evidence.off_cpu import WAITS, without_core_waits, without_stops
 from tracekit.analysis.evidence.pipeline_subject import (
     PipelineSubject,
     all_ops,
@@ -69,7 +65,8 @@ PAUSES = PauseThresholds()
 def _in_every_step(job: PipelineSubject, stops: Floats, where: Place) -> bool:
     """Whether these workers collect garbage in nearly every step, which Python does not do by itself."""
     cells = [(worker.pp_rank, job.dp_index[worker.dp_rank]) for worker in where.workers]
-    return bool(cells) and all((stops[stage, :, at] > 0).mean() >= PAUSES.every_step_share for stage, at in cells)
+    share = (stops > 0).mean(axis=1)
+    return bool(cells) and all(share[cell] >= PAUSES.every_step_share for cell in cells)
 
 
 def collections_of_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
@@ -130,7 +127,7 @@ def planned_collections(job: Subject, finding: Cause) -> Iterator[Plan] | None:
 
 
 def pauses_in_forwards(job: PipelineSubject) -> Floats | None:
-    """Seconds of each pause in a forward, in the shape of the table; None if not caused by the garbage collector."""
+    """Seconds of each pause in a forward, in the shape of the table; None if not caused by garbage collection."""
     pauses = job.pauses
     if pauses is None or not pauses.spare_backwards:
         return None
@@ -154,21 +151,21 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
     """No pauses in forwards; all ranks pause together once every N steps, for the length of an average pause."""
     step_s = job.measured_s
     most_s = PAUSES.collecting_share * step_s
-    every = next((count for count in GC_INTERVALS if pause_s / count <= most_s), GC_INTERVALS[-1])
+    interval = next((count for count in GC_INTERVALS if pause_s / count <= most_s), GC_INTERVALS[-1])
     without = job.unchanged if cause.without_s is None else cause.without_s
     sweep = [
         {"every_steps": count, "new_step_s": step_s - job.unchanged_s + float(without.mean()) + pause_s / count}
         for count in GC_INTERVALS
     ]
     title = (
-        f"Collect garbage on all ranks together every {every} steps (gc.disable(), then gc.collect() in those steps)"
+        f"Collect garbage on all ranks together every {interval} steps (gc.disable(), then gc.collect() in those steps)"
     )
     place = job.names.place(cause.where)
     if place is not None and cause.every_step:
         title = (
             f"Take out what collects garbage in every step on {place.words}"
             " (gc.collect() in the loop or a callback: py-spy dump); if it is Python itself, collect on all ranks"
-            f" together every {every} steps"
+            f" together every {interval} steps"
         )
     return Plan(
         "planned-gc",
@@ -176,8 +173,8 @@ def _planned(job: Subject, cause: Cause, pause_s: float) -> Plan:
         Place(),
         cause.change,
         step_times=cause.without_s,
-        extra_s=pause_s / every,
-        details={"pause_s": pause_s, "every_steps": every, "sweep": sweep, "assumes": "collections as long as now"},
+        extra_s=pause_s / interval,
+        details={"pause_s": pause_s, "every_steps": interval, "sweep": sweep, "assumes": "collections as long as now"},
         cause=cause,
     )
 
@@ -188,12 +185,13 @@ def _pauses_s(job: PipelineSubject) -> Floats:
     between = np.empty(0) if collections(job).empty else collections(job).gather(job.replay.durations.cost)
     inside = pauses_in_forwards(job)
     within = np.empty(0) if inside is None else inside
-    every: Floats = np.concatenate([between[between > 0], within[within > 0]])
+    lengths_s: Floats = np.concatenate([between[between > 0], within[within > 0]])
     lockstep = job.lockstep
-    if not len(every) and lockstep is not None and lockstep.work_s is not None:  # only other ranks of workers collect
+    # Perhaps only other ranks of workers collect.
+    if not len(lengths_s) and lockstep is not None and lockstep.work_s is not None:
         of_ranks = lockstep.work_of((OpKind.GC,))
-        every = of_ranks[of_ranks > 0]
-    return every
+        lengths_s = of_ranks[of_ranks > 0]
+    return lengths_s
 
 
 @evidence(PipelineSubject)
@@ -386,7 +384,7 @@ class BusyCores(Detector):
             if worker.dp_rank in job.dp_index:
                 workers[host].append(worker)
         cells = {host: job.cells_of(workers[host]) for host in sorted(workers)}
-        busy = [host for host, here in cells.items() if waits_s[here].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
+        busy = [host for host, mask in cells.items() if waits_s[mask].mean() >= SMALLEST_BLAMELESS_SHARE * step_s]
         if not busy:
             return
         waiting = np.any([cells[host] for host in busy], axis=0)
@@ -452,8 +450,8 @@ def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, f
     first = np.unique(np.linspace(0, len(steps), MOST_SPANS, endpoint=False).astype(int))
     shares = np.add.reduceat(waits_s, first) / safe(np.add.reduceat(recorded_s, first))
     time = pattern_of_series(1 + shares, steps[first].tolist())
-    on = np.asarray(steps >= (steps[0] if time.since_step is None else time.since_step))
-    share, usual = (float(waits_s[part].sum() / safe(recorded_s[part].sum())) for part in (on, ~on))
+    after = np.asarray(steps >= (steps[0] if time.since_step is None else time.since_step))
+    share, usual = (float(waits_s[part].sum() / safe(recorded_s[part].sum())) for part in (after, ~after))
     if time.since_step is None or share < usual:
         return None, _longer(float(waits_s.sum() / safe(recorded_s.sum())))
     return time, _longer(share, usual)

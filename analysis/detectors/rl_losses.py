@@ -141,7 +141,7 @@ class UnevenEngines(_LossOfStep):
         generations = _made(run)
         tokens = np.bincount(generations.ran.engine, generations.ran.tokens, len(generations.names))
         most, speeds = three_digits(float(tokens.max() / tokens.mean())), generations.engines.speeds
-        low, high = (three_digits(float(one)) for one in (speeds.min(), speeds.max()))
+        low, high = (three_digits(float(speed)) for speed in (speeds.min(), speeds.max()))
         return f"engines decode at {low} to {high} times the median speed, and one has {most} times the mean tokens"
 
 

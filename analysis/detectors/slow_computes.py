@@ -70,7 +70,7 @@ def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
     at_times = np.zeros_like(hit)
     if len(job.dp_ranks) > 1:
         assert job.profile is not None
-        at_times = hit & ~job.profile.on.all(axis=1)
+        at_times = hit & ~job.profile.slow_steps.all(axis=1)
     if (hit & ~at_times).any():
         yield _of_workers(kind, job, job.workers_where(hit & ~at_times))
     for worker in job.workers_where(at_times):
@@ -120,11 +120,11 @@ def _stopped(job: PipelineSubject, slow: Candidate, candidates: Sequence[Candida
     """The slow workers whose processes are stopped for long enough to explain that."""
     stopped: set[Worker] = set()
     for pauses in candidates:
-        both = set(pauses.where.workers) & set(slow.where.workers)
-        if pauses.kind == ProcessPauses.kind and pauses.change is not None and both:
-            change = as_fast_as_peers(job, sorted(both))
+        shared = set(pauses.where.workers) & set(slow.where.workers)
+        if pauses.kind == ProcessPauses.kind and pauses.change is not None and shared:
+            change = as_fast_as_peers(job, sorted(shared))
             if job.explained(change, pauses.change) >= FINDINGS.most_of_price:
-                stopped |= both
+                stopped |= shared
     return stopped
 
 
@@ -219,7 +219,7 @@ def late_ranks(job: PipelineSubject) -> dict[str, tuple[Bools, Floats]]:
     by_kind = {"process-pauses": lockstep.stopped(job.unchanged_s)}
     for kind, (ops, _) in PARTS_OF_RANKS.items():
         episodes, beyond_s = lockstep.late_by(ops, job.unchanged_s, len(PARTS_OF_RANKS)), lockstep.beyond_s(ops)
-        hit = episodes.on & episodes.significant(HOST.code_share)[:, None]
+        hit = episodes.slow & episodes.significant(HOST.code_share)[:, None]
         by_kind[kind] = np.asarray(hit.reshape(beyond_s.shape)), beyond_s
     return {kind: (late, beyond_s) for kind, (late, beyond_s) in by_kind.items() if late.any()}
 
@@ -407,9 +407,9 @@ def _confidence_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     assert profile is not None
     if len(job.dp_ranks) < 2:
         return ()
-    own = profile.slow_workers & hit
-    if own.any():
-        return chance_figures(profile.workers, own)
+    slow = profile.slow_workers & hit
+    if slow.any():
+        return chance_figures(profile.workers, slow)
     return chance_figures(profile.ranks, slow_machines(job) & hit.any(axis=0))
 
 
@@ -419,9 +419,9 @@ def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
     assert profile is not None
     if len(job.dp_ranks) < 2:
         return None
-    own = profile.slow_workers & hit
-    if own.any():
-        return time_of_episodes(job, profile.workers, int(np.flatnonzero(own.ravel())[0]))
+    slow = profile.slow_workers & hit
+    if slow.any():
+        return time_of_episodes(job, profile.workers, int(np.flatnonzero(slow.ravel())[0]))
     return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]))
 
 

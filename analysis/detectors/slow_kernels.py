@@ -77,7 +77,7 @@ class SlowKernels(Detector):
         rows, table = rows[~priced], table.filter(~priced)
         below = list(self._below_peak(job, rows, table))
         yield from below
-        named = [one.spent.name for one in below if one.change is not None and one.spent is not None]
+        named = [kernels.spent.name for kernels in below if kernels.change is not None and kernels.spent is not None]
         yield from self._small_grids(job, rows, table, table["operator"].is_in(named).to_numpy())
         yield from self._chains(job, rows, table)
 
@@ -153,20 +153,20 @@ class SlowKernels(Detector):
         *,
         known_card: bool,
     ) -> Candidate:
-        """An operator that takes long; what it need take is not known, and so it has no price."""
+        """An operator that takes long. It has no price, because the time that it needs is unknown."""
         lacks = "the sizes of its inputs are not recorded" if known_card else "the peaks of this card are not known"
-        more = "record with record_shapes=True" if known_card else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
-        less = np.zeros(job.ops.height)
-        less[rows] = job.ops["duration"].gather(rows).to_numpy() / 2
-        half_s = job.unchanged_s - float(job.step_times((LessTime(less),)).mean())
+        remedy = "record with record_shapes=True" if known_card else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
+        saved_s = np.zeros(job.ops.height)
+        saved_s[rows] = job.ops["duration"].gather(rows).to_numpy() / 2
+        half_s = job.unchanged_s - float(job.step_times((LessTime(saved_s),)).mean())
         return candidate(
             self.kind,
             job,
-            Spent("kernel", op, "", names, len(rows), taken_s, f"{lacks}: {more}"),
+            Spent("kernel", op, "", names, len(rows), taken_s, f"{lacks}: {remedy}"),
             f"{code_name(op)} takes {share_of(job, taken_s):.0%} of the recording; twice as fast would save"
             f" {seconds(half_s)}; {lacks}",
             None,
-            suggested_fix=plain(f"see whether {code_name(op)} can be faster: {more}"),
+            suggested_fix=plain(f"see whether {code_name(op)} can be faster: {remedy}"),
         )
 
     def _attention(
@@ -244,15 +244,15 @@ class SlowKernels(Detector):
         np.maximum.at(longest, chain, took[order])
         fused, first = length >= KERNELS.shortest_chain, ~goes_on
         in_chain = fused[chain]
-        less = np.where(in_chain, took[order], 0.0)
+        saved_s = np.where(in_chain, took[order], 0.0)
         total_s = float(took[order][in_chain].sum())
-        less[first] -= np.where(fused, longest, 0.0)[: int(first.sum())]
-        if share_of(job, float(less.sum())) < KERNELS.share:
+        saved_s[first] -= np.where(fused, longest, 0.0)[: int(first.sum())]
+        if share_of(job, float(saved_s.sum())) < KERNELS.share:
             return
         totals = table[np.sort(order[in_chain])].group_by("operator").agg(pl.col("duration").sum())
         names = tuple(totals.sort("duration", descending=True)["operator"].head(_MOST_NAMES).to_list())
         less_s = np.zeros(len(order))
-        less_s[order] = less
+        less_s[order] = saved_s
         yield self._faster(
             job, rows, less_s, names[0], names, total_s,
             f"{np.count_nonzero(fused):,} chains of elementwise kernels such as {code_name(names[0])} take"
@@ -277,9 +277,9 @@ class SlowKernels(Detector):
         """The candidate of GPU ops `rows` that take `less_s` less, or at most `most_s` where that is not the same."""
 
         def change(each_s: Floats) -> LessTime:
-            less = np.zeros(job.ops.height)
-            less[rows] = each_s
-            return LessTime(less)
+            saved_s = np.zeros(job.ops.height)
+            saved_s[rows] = each_s
+            return LessTime(saved_s)
 
         spent = Spent("kernel", op, "", names, len(rows) if count is None else count, taken_s)
         return candidate(
@@ -374,5 +374,5 @@ def _needed_s(card: Card | None, op: str, kind: str, inputs: str | None) -> floa
     flops, moved, _ = work_of(op, dims, types)
     if moved is None or (flops is None and kind != str(KernelClass.ELEMENT_WISE)):
         return float("nan")
-    dtype = next((str(one) for one in types if str(one)), "")
+    dtype = next((str(dtype) for dtype in types if str(dtype)), "")
     return roofline_s(flops or 0.0, moved, dtype, card)

@@ -10,18 +10,10 @@ from msgspec import Struct
 from tracekit.analysis.attribution.patterns import TimePattern, TimeShape, pattern_of_series
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.evidence.compute_profile import (
-    COMPUTES,
-)
+from tracekit.analysis.evidence.compute_profile import COMPUTES
 from tracekit.analysis.evidence.host_code import steps_with_stops
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, checkpoints, evaluations
-from tracekit.analysis.evidence.significance import (
-    SIGNIFICANCE,
-    Episodes,
-    Noise,
-    episodes_of,
-    needed_nats,
-)
+from tracekit.analysis.evidence.significance import SIGNIFICANCE, Episodes, Noise, episodes_of, needed_nats
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric.arrays import Bools, Floats, number
@@ -81,7 +73,7 @@ def checkpoint_stalls(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
     title = ALONE_TITLE if few else TOGETHER_TITLE
     yield Candidate(
         kind,
-        Place(workers=slow_at_it(job, stops) if recorded and not stalled else ()),
+        Place(workers=slow_at_shared_work(job, stops) if recorded and not stalled else ()),
         _effect(job, few, lost_s, figures, recorded=recorded),
         figures,
         confidence_from(figures) * (1.0 if recorded else STOPS.unrecorded_confidence),
@@ -98,7 +90,7 @@ def _effect(
     """What the checkpoints do. `lost_s`: seconds of each step; `few`: who stops the others."""
     if few:
         words = ("writes a checkpoint", "write checkpoints") if recorded else ("stands still", "stand still")
-        return said_of_few(job, few, lost_s, *words)
+        return sentence_on_few(job, few, lost_s, *words)
     return (
         f"{'checkpoints take' if recorded else 'all ranks stand still for'} {figures[0].value:.0%} of the time, in"
         f" {figures[1].value:,.0f} of {len(lost_s):,} steps, up to {seconds(figures[2].value)}"
@@ -108,7 +100,7 @@ def _effect(
 def _stop_the_others(job: PipelineSubject, stops: Floats, *, recorded: bool, stalled: bool) -> tuple[Worker, ...]:
     """The workers for whose checkpoints, recorded or not, the others wait; empty if all stop together."""
     if recorded:
-        return () if stalled else do_it_for_all(job, stops)
+        return () if stalled else work_for_all(job, stops)
     breaks = job.breaks
     return () if breaks is None or stalled_s(job).any() else job.workers_where(breaks.alone)
 
@@ -116,8 +108,8 @@ def _stop_the_others(job: PipelineSubject, stops: Floats, *, recorded: bool, sta
 @evidence(PipelineSubject)
 def stalled_s(job: PipelineSubject) -> Floats:
     """Seconds in which no rank does anything, [steps]."""
-    none = np.zeros(len(job.replay.graph.steps))
-    return none if job.replay.stalled_s is None else job.replay.stalled_s
+    zeros = np.zeros(len(job.replay.graph.steps))
+    return zeros if job.replay.stalled_s is None else job.replay.stalled_s
 
 
 class Evaluations(Detector):
@@ -148,22 +140,22 @@ class Evaluations(Detector):
             return
         lost_s = stops.max(axis=(0, 2))
         figures = figures_of_stops(job, lost_s, "evaluation", "an evaluation")
-        slow = slow_at_it(job, stops)
-        few, rollouts = do_it_for_all(job, stops), bool((lost_s > 0).all())
-        what = "evaluation or rollouts take" if rollouts else "evaluation takes"
+        slow = slow_at_shared_work(job, stops)
+        few, rollouts = work_for_all(job, stops), bool((lost_s > 0).all())
+        subject = "evaluation or rollouts take" if rollouts else "evaluation takes"
         effect = (
-            f"{what} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
+            f"{subject} {figures[0].value:.0%} of the time, in {figures[1].value:,.0f} of {len(lost_s):,} steps, up to"
             f" {seconds(figures[2].value)}{', longer than on its peers' if slow else ''}"
         )
         if few:
-            effect = said_of_few(job, few, lost_s, "evaluates", "evaluate")
+            effect = sentence_on_few(job, few, lost_s, "evaluates", "evaluate")
         yield Candidate(
             self.kind,
             Place(workers=slow),
             effect,
             figures,
             confidence_from(figures),
-            Scale(evaluations(job), _as_in_step(stops, job.cells_of(slow)) if slow else np.array(0.0)),
+            Scale(evaluations(job), _at_pace_of_step(stops, job.cells_of(slow)) if slow else np.array(0.0)),
             1 + lost_s / job.unchanged_s,
             title="Evaluation takes longer on a worker than on its peers" if slow else None,
             next_check=ROLLOUT_CHECK if rollouts else None,
@@ -171,7 +163,7 @@ class Evaluations(Detector):
         )
 
 
-def _as_in_step(stops: Floats, workers: Bools) -> Floats:
+def _at_pace_of_step(stops: Floats, workers: Bools) -> Floats:
     """The factor that takes these workers, [stages, dp_ranks], to what others of their stage take in the same step, as
     a grid.
     """
@@ -237,26 +229,26 @@ def _slow_on(workers: Bools, grid: Floats) -> Bools:
 
     `grid`: seconds, as in a `ComputeTable`.
     """
-    theirs = np.moveaxis(grid, -1, 2)[:, workers]
-    step = median(theirs / safe(median(theirs, (4,)))[..., None], (0, 1, 2, 3))
+    times_s = np.moveaxis(grid, -1, 2)[:, workers]
+    step = median(times_s / safe(median(times_s, (4,)))[..., None], (0, 1, 2, 3))
     return np.asarray(step / lower_median(step, 0) >= 1 + COMPUTES.factor)
 
 
-def slow_at_it(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
+def slow_at_shared_work(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     """The workers that take much longer than the others for work that most workers do; empty if a few do it for all.
 
     If rank 0 alone writes checkpoints or evaluates, the job is designed that way: everybody waits, and nobody is slow.
     """
-    return () if do_it_for_all(job, stops) else stopped_workers(job, stops)
+    return () if work_for_all(job, stops) else stopped_workers(job, stops)
 
 
-def do_it_for_all(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
+def work_for_all(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     """The workers that do the work while the others wait; empty if more than half of all workers do it."""
     does = np.asarray((stops > 0).any(axis=1))
     return job.workers_where(does) if 2 * does.sum() <= does.size else ()
 
 
-def said_of_few(job: PipelineSubject, workers: tuple[Worker, ...], lost_s: Floats, does: str, do: str) -> str:
+def sentence_on_few(job: PipelineSubject, workers: tuple[Worker, ...], lost_s: Floats, does: str, do: str) -> str:
     """Sentence about work that a few workers do for all: how often, and how long at most. `lost_s`: seconds of each
     step.
     """
@@ -283,8 +275,8 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     hit = mean > max(STOPS.factor * usual, STOPS.share / 2 * job.unchanged_s)
     if hit.all() or 2 * hit.sum() > max(hit.size, 2):
         return ()
-    those = (stops > 0).any(axis=(0, 2))  # steps in which nobody stops say nothing about who does
-    longer = (stops - stops.transpose(1, 0, 2)[:, ~hit].mean(axis=1)[:, None])[:, those]
+    with_stops = (stops > 0).any(axis=(0, 2))  # steps in which nobody stops say nothing about who does
+    longer = (stops - stops.transpose(1, 0, 2)[:, ~hit].mean(axis=1)[:, None])[:, with_stops]
     steps = longer.shape[1]
     if steps < 2:
         return ()
@@ -293,10 +285,10 @@ def stopped_workers(job: PipelineSubject, stops: Floats) -> tuple[Worker, ...]:
     return job.workers_where(hit & (by_chance.nats(longer.mean(axis=1), steps) >= needed_nats(hit.size)))
 
 
-def figures_of_stops(job: PipelineSubject, lost_s: Floats, what: str, single: str) -> tuple[Figure, Figure, Figure]:
+def figures_of_stops(job: PipelineSubject, lost_s: Floats, work: str, single: str) -> tuple[Figure, Figure, Figure]:
     """How much of the time, how often and how long at most. `lost_s`: seconds of each step."""
     return (
-        Figure(f"{what}, over all steps", float(lost_s.mean()) / job.unchanged_s, STOPS.share, Unit.SHARE),
+        Figure(f"{work}, over all steps", float(lost_s.mean()) / job.unchanged_s, STOPS.share, Unit.SHARE),
         Figure(f"steps with {single}", int((lost_s > 0).sum()), 0.0),
         Figure("longest", float(lost_s.max()), 0.0, Unit.SECONDS),
     )
@@ -319,11 +311,11 @@ def chance_figures(episodes: Episodes, hit: Bools) -> tuple[Figure, ...]:
 def time_of_episodes(job: PipelineSubject, episodes: Episodes, member: int) -> TimePattern:
     """When a member is slow, as a time pattern."""
     steps = job.replay.graph.steps
-    on, since, period = episodes.on[member], int(episodes.since[member]), int(episodes.period[member])
-    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[on])
+    mask, since, period = episodes.slow[member], int(episodes.since[member]), int(episodes.period[member])
+    shape, slow = TimeShape.TRANSIENT, tuple(int(step) for step in steps[mask])
     if episodes.rises[member]:
         shape, slow = TimeShape.DRIFTING, ()
-    elif on.all():
+    elif mask.all():
         shape, slow = TimeShape.PERSISTENT, ()
     elif period:
         shape = TimeShape.PERIODIC

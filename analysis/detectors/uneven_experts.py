@@ -66,8 +66,8 @@ class UnevenExperts(Detector):
         imbalance = uneven_experts(job)
         if imbalance is None or imbalance.cause != self.kind:
             return
-        layers = [one for one in experts_of(job).layers() if one.layer in imbalance.layers]
-        factor = sum(one.max_over_mean for one in layers) / max(len(layers), 1)
+        layers = [row for row in experts_of(job).layers() if row.layer in imbalance.layers]
+        factor = sum(row.max_over_mean for row in layers) / max(len(layers), 1)
         fit = min(line.r2 for name, line in experts_of(job).job.lines.items() if name.startswith("experts"))
         yield Candidate(
             self.kind,

@@ -102,11 +102,11 @@ def _uneven_chunks(
         others = np.ones(profile.stage_s.shape, np.bool_)
         others[stage, chunk] = False
         times = profile.base_s[:, stage, chunk] / safe(lower_median(profile.base_s[:, others], -1))
-        of = {"forward": float(times[FORWARD])}
+        by_kind = {"forward": float(times[FORWARD])}
         if len(times) > 1:
-            of = {"backward": float(times[BACKWARD])} | of
-        longer = [(name, factor) for name, factor in of.items() if factor > 1 + SLOW_WORKERS.stage_excess]
-        (first, most), *more = longer or [max(of.items(), key=lambda item: item[1])]
+            by_kind = {"backward": float(times[BACKWARD])} | by_kind
+        longer = [(name, factor) for name, factor in by_kind.items() if factor > 1 + SLOW_WORKERS.stage_excess]
+        (first, most), *more = longer or [max(by_kind.items(), key=lambda item: item[1])]
         takes = f"its {first} takes {most:.2g} times as long as that of other chunks"
         figures = (
             Figure(
@@ -115,7 +115,7 @@ def _uneven_chunks(
                 SLOW_WORKERS.stage_excess,
                 Unit.SHARE,
             ),
-            *(Figure(f"{name} over that of other chunks", factor, 0.0, Unit.FACTOR) for name, factor in of.items()),
+            *(Figure(f"{name} over that of other chunks", times, 0.0, Unit.FACTOR) for name, times in by_kind.items()),
         )
         factor = np.ones(profile.base_s.shape)
         factor[:, stage, chunk] = np.minimum(1 / safe(times), 1.0)
@@ -207,7 +207,7 @@ def ranks_with_more_work(kind: str, job: PipelineSubject) -> Iterator[Candidate]
     series = profile.rank_by_step[:, members].mean(axis=1)
     yield Candidate(
         kind,
-        Place(dp_ranks=tuple(job.dp_ranks[int(at)] for at in members)),
+        Place(dp_ranks=tuple(job.dp_ranks[int(dp_index)] for dp_index in members)),
         f"{'takes' if len(members) == 1 else 'take'} at least {excess:.0%} longer than other DP ranks, on all"
         f" {job.stages} stages; the optimizers take {optimizer:.0%} longer, so it is not the machines",
         figures,

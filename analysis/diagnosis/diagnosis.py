@@ -103,7 +103,7 @@ class NamedLoss(Struct, frozen=True, eq=False):
 
     @property
     def returning_share(self) -> float:
-        """The loss that will be there again, of the whole."""
+        """The share of the whole that is lost again in other steps."""
         return self.returning_s / self.whole_s
 
     @property
@@ -137,7 +137,7 @@ class Assessment(Struct, frozen=True, eq=False):
         return causes
 
     def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
-        """Return plans beside those of each cause: for several causes together, and what any job can try."""
+        """Return plans besides those of each cause: for several causes together, and what any job can try."""
         del causes
         return ()
 
@@ -197,7 +197,7 @@ def every_step(lost_s: float, steps: int) -> Floats:
 
 
 def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
-    """Return what a job loses, why, and what each fix would save; without the plug-ins that fail.
+    """Diagnose a job: what it loses, why, and what each fix would save. Plug-ins that fail are left out.
 
     `metrics`: what to ask about the machines of culprits.
     """
@@ -233,11 +233,11 @@ def _check(causes: Iterable[Cause]) -> None:
 def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: MetricSource | None) -> Diagnosis:
     job = assessed.job
     _ = job.noise  # takes most memory, so it comes before the grids that detectors keep
-    findings, heard = assessed.reported(causes_of(assessed, detectors)), None
+    findings, tests_of_metrics = assessed.reported(causes_of(assessed, detectors)), None
     if metrics is not None or {SAMPLED, "gpus"} & job.metadata.keys():
         from tracekit.analysis.diagnosis.testimony import reviewed  # only if there is somebody to ask
 
-        findings, heard = reviewed(job, findings, metrics)
+        findings, tests_of_metrics = reviewed(job, findings, metrics)
     fixes = fixes_of(assessed, findings)
     causes = assessed.ordered(findings, fixes)
     trust, headline = assessed.trust(causes), assessed.headline(causes)
@@ -256,7 +256,7 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
         causes=causes,
         fixes=fixes,
         lacks=job.lacks,
-        metrics=heard,
+        metrics=tests_of_metrics,
     )
 
 
@@ -335,9 +335,9 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     # The saving is another figure: compared with its peers, a slow rank loses more than compared with the mean that
     # includes it.
     than = ", compared with mean ops;" if headline.of_mean_ops else ","
-    every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
+    which = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(headline.lost_s / headline.share)
-    whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
+    whole = f"{which} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
         recorded_s = seconds(job.recorded_s)

@@ -91,16 +91,16 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     )
     if not any(cause.change for cause in named):
         named.append(_nothing_found(assessed))
-    return tuple(_in_turn(job, named))
+    return tuple(_prerequisites_first(job, named))
 
 
-def _in_turn(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
-    """Yield findings in this order, but what a fix needs to be gone first, and is worth that, before what needs it."""
+def _prerequisites_first(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
+    """Yield findings in order, except that a costly finding that others depend on precedes them."""
     step, remaining = job.unprofiled_step, list(named)
     least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
     while remaining:
         kinds = remaining[0].follows
-        first = next((one for one in remaining if one.kind in kinds and one.worth_s >= least_s), remaining[0])
+        first = next((cause for cause in remaining if cause.kind in kinds and cause.worth_s >= least_s), remaining[0])
         remaining.remove(first)
         yield first
 
@@ -111,24 +111,24 @@ def one_at_a_place(job: Subject, candidates: Sequence[Candidate]) -> list[Candid
     on_ranks = [
         each for each in candidates if each.change is not None and _ranks_of(each) and not is_plug_in(each.kind)
     ]
-    alone = {_ranks_of(each) for each in on_ranks}
+    alone = {_ranks_of(candidate) for candidate in on_ranks}
     if len(alone) == len(on_ranks) and not any(ranks < others for ranks in alone for others in alone):
         return remaining
 
-    def beside(ranks: frozenset[Any]) -> list[Any]:
-        return [each.change for each in on_ranks if not _ranks_of(each) & ranks]
+    def on_other_ranks(ranks: frozenset[Any]) -> list[Any]:
+        return [candidate.change for candidate in on_ranks if not _ranks_of(candidate) & ranks]
 
-    def price_s(each: Candidate) -> float:
-        others = beside(_ranks_of(each))
-        return float((job.step_times(others) - job.step_times((*others, each.change))).mean())
+    def price_s(candidate: Candidate) -> float:
+        others = on_other_ranks(_ranks_of(candidate))
+        return float((job.step_times(others) - job.step_times((*others, candidate.change))).mean())
 
-    costliest_first = sorted(on_ranks, key=lambda each: -price_s(each))
-    for place, each in enumerate(costliest_first):
-        ranks = _ranks_of(each)
+    costliest_first = sorted(on_ranks, key=lambda candidate: -price_s(candidate))
+    for place, candidate in enumerate(costliest_first):
+        ranks = _ranks_of(candidate)
         costlier = [other for other in costliest_first[:place] if other in remaining and ranks <= _ranks_of(other)]
-        shares = (job.explained(each.change, other.change, beside(_ranks_of(other))) for other in costlier)
-        if not detector_of(each.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
-            remaining.remove(each)
+        shares = (job.explained(candidate.change, other.change, on_other_ranks(_ranks_of(other))) for other in costlier)
+        if not detector_of(candidate.kind).counted and any(share >= FINDINGS.most_of_price for share in shares):
+            remaining.remove(candidate)
     return remaining
 
 
@@ -239,8 +239,8 @@ def _cause(
         signature=detector.signature,
         effect=candidate.effect,
         evidence=tuple(
-            conclusions.EvidenceFigure(each.name, number(each.value), float(each.needed), each.unit, each.words)
-            for each in candidate.evidence
+            conclusions.EvidenceFigure(row.name, number(row.value), float(row.needed), row.unit, row.words)
+            for row in candidate.evidence
         ),
         confidence=as_confidence(candidate.confidence),
         saved_s=saved_s,
@@ -301,7 +301,7 @@ def _nothing_found(assessed: Assessment) -> Cause:
 
 
 def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
-    """The steps in which most of a loss lies, None if it returns. `lost_s`: of each of `steps`, seconds, [steps]."""
+    """The few steps that hold most of a loss; None if it recurs. `lost_s`: of each of `steps`, seconds, [steps]."""
     total_s = float(lost_s.clip(min=0).sum())
     for count in range(1, MOST_STEPS + 1):
         if 2 * count >= len(steps):
@@ -312,7 +312,8 @@ def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
         beyond_s = lost_s[largest] - others_s
         alone = others.max() - others_s <= SHARE_OF_ANOTHER * beyond_s.min()
         if alone and beyond_s.sum() > MOST_OF_IT * total_s:
-            return SeenOnce(tuple(int(steps[at]) for at in largest), tuple(beyond_s.tolist()), others_s, len(steps))
+            in_steps = tuple(int(steps[index]) for index in largest)
+            return SeenOnce(in_steps, tuple(beyond_s.tolist()), others_s, len(steps))
     return None
 
 

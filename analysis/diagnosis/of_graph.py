@@ -204,7 +204,7 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), worth_s(job, cause))
     for cause in once:  # the rest of its kind is what returns
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
-    kind = loss = max(losses_s, key=lambda each: losses_s[each])
+    kind = loss = max(losses_s, key=lambda loss_kind: losses_s[loss_kind])
     if costly and not job.shows(Fact.RANKS) and worth_s(job, costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if not job.shows(Fact.COMPUTE):

@@ -121,13 +121,13 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution
-        gone, parts = _gone(job, causes), parts_of(job, causes)
-        losses = _losses(job, causes, gone, parts)
-        lost_s = _lost_s(losses, gone)
+        recovered_s, parts = _recovered_s(job, causes), parts_of(job, causes)
+        losses = _losses(job, causes, recovered_s, parts)
+        lost_s = _lost_s(losses, recovered_s)
         if not attribution.straggling and lost_s < SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
             losses = [*_exposed_communication(job), *losses]
-            lost_s = _lost_s(losses, gone)
-        named = _named(job, losses, lost_s, float(gone.mean()), parts)
+            lost_s = _lost_s(losses, recovered_s)
+        named = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
         of_kind = losses[:1] if named.kind is LossKind.MINOR else losses
         leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
         rest = rest_words(job, parts) or ""
@@ -139,7 +139,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             lost_s=lost_s,
             whole_s=job.recorded_s,
             returning_s=max(lost_s - once_s, 0.0),
-            step_lost_s=_step_lost_s(job, gone, lost_s),
+            step_lost_s=_step_lost_s(job, recovered_s, lost_s),
             leading=leading,
             losses=tuple(losses),
             parts=parts,
@@ -195,10 +195,10 @@ def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
     if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
         return noise
-    return Parts.of(attribution.original, attribution.ideal, job.noisy, _gone(job, causes, _PLAIN))
+    return Parts.of(attribution.original, attribution.ideal, job.noisy, _recovered_s(job, causes, _PLAIN))
 
 
-def _gone(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Intervention] = ()) -> Floats:
+def _recovered_s(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Intervention] = ()) -> Floats:
     """Seconds of each step that go when all causes go together, [steps], after the changes of `plain`.
 
     S ignores launch delays and overlap between steps (`_PLAIN`): a cause that hides behind either costs less in the job
@@ -210,7 +210,7 @@ def _gone(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[Interve
     return np.asarray(before - job.step_times((*plain, *changes)))
 
 
-def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: Parts) -> list[LossWithCauses]:
+def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, parts: Parts) -> list[LossWithCauses]:
     """The cost of each kind of loss; the kind whose fix saves most in the job as it is comes first."""
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
@@ -218,21 +218,21 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], gone: Floats, parts: 
             by_kind.setdefault(detector_of(cause.kind).loss_at(cause.where), []).append(cause)
     losses = []
     for kind, members in by_kind.items():
-        of_kind = gone if len(by_kind) == 1 else _gone(job, members)
+        of_kind = recovered_s if len(by_kind) == 1 else _recovered_s(job, members)
         gone_s = max(float(of_kind.mean()), 0.0)
         losses.append(LossWithCauses(kind, gone_s, tuple(members), gone_s))
     by_s = straggling_s(job, causes, parts)
-    none = LossWithCauses(LossKind.STRAGGLER, 0.0, (), 0.0)
-    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), none)
+    no_loss = LossWithCauses(LossKind.STRAGGLER, 0.0, (), 0.0)
+    stragglers = next((loss for loss in losses if loss.kind is LossKind.STRAGGLER), no_loss)
     others = [loss for loss in losses if loss.kind is not LossKind.STRAGGLER]
     if by_s and (stragglers.causes or not _explained(job, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
-        left_s = max(by_s - float(_gone(job, stragglers.causes, _PLAIN).mean()), 0.0)
+        left_s = max(by_s - float(_recovered_s(job, stragglers.causes, _PLAIN).mean()), 0.0)
         if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * job.recorded_s:
             left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
-            lost_s = min(lost_s, _beside(job, stragglers, others))
+            lost_s = min(lost_s, _in_addition_s(job, stragglers, others))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     # A loss with a known cause outweighs one without.
     weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
@@ -245,7 +245,7 @@ def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: flo
     if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
         return True
     causes = (cause for loss in may_explain for cause in loss.causes)
-    return float(_gone(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
+    return float(_recovered_s(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
 
 
 def _done_for_all(cause: Cause) -> bool:
@@ -253,7 +253,7 @@ def _done_for_all(cause: Cause) -> bool:
     return cause.change is not None and not cause.where.workers and detector_of(cause.kind).planned is not None
 
 
-def _beside(job: PipelineSubject, stragglers: LossWithCauses, losses: Sequence[LossWithCauses]) -> float:
+def _in_addition_s(job: PipelineSubject, stragglers: LossWithCauses, losses: Sequence[LossWithCauses]) -> float:
     """Seconds of the mean step that stragglers cost in addition to other losses, which S counts too if ops take longer.
 
     The larger of their cost in the job as it is and their cost once the other causes are gone.
@@ -282,22 +282,22 @@ def straggling_s(job: PipelineSubject, causes: Sequence[Cause], parts: Parts) ->
     return original_s - ideal_s if straggling else 0.0
 
 
-def _lost_s(losses: Sequence[LossWithCauses], gone: Floats) -> float:
+def _lost_s(losses: Sequence[LossWithCauses], recovered_s: Floats) -> float:
     """Total loss, seconds of a step: what goes when all causes go, but at least the largest single loss."""
     if len(losses) <= 1:
         return losses[0].lost_s if losses else 0.0
-    return max(float(gone.mean()), *(loss.lost_s for loss in losses))
+    return max(float(recovered_s.mean()), *(loss.lost_s for loss in losses))
 
 
-def _step_lost_s(job: PipelineSubject, gone: Floats, lost_s: float) -> Floats:
+def _step_lost_s(job: PipelineSubject, recovered_s: Floats, lost_s: float) -> Floats:
     """What each step loses, [steps]: what goes with the causes; the rest as S, or if S sees none, as the steps last."""
-    attribution, gone = job.attribution, gone.clip(min=0)
-    if gone.mean() > lost_s:
-        return np.asarray(gone * (lost_s / gone.mean()))
+    attribution, recovered_s = job.attribution, recovered_s.clip(min=0)
+    if recovered_s.mean() > lost_s:
+        return np.asarray(recovered_s * (lost_s / recovered_s.mean()))
     rest = (attribution.original - attribution.ideal).clip(min=0)
     if not rest.any():
         rest = attribution.recorded
-    return np.asarray(gone + (lost_s - gone.mean()) * rest / rest.mean())
+    return np.asarray(recovered_s + (lost_s - recovered_s.mean()) * rest / rest.mean())
 
 
 def _named(
@@ -380,19 +380,19 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *oth
         return f"{loss_sentence(job, parts, loss)}; {loss_sentence(job, parts, *beside)}"
     if not loss.causes:
         return rest_words(job, parts) or f"stragglers cost {part_of_step(job, loss.lost_s)} of each step"
-    first, more = loss.causes[0], len(loss.causes) - 1
+    first, further = loss.causes[0], len(loss.causes) - 1
     place, effect = job.names.place(first.where), main_clause(first.effect)
     if loss.kind is not LossKind.STRAGGLER:
         on = f" on {place.words}" if place else ""
         went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
-        with_others = f"; {seconds(loss.explained_s)} together with {_others(more)}" if more else ""
+        with_others = f"; {seconds(loss.explained_s)} together with {_others(further)}" if further else ""
         return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
     share = _share_of_step(job, first)
     said = f"{effect}, which costs {share}"
     if place is not None:
         said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
-    if more:
-        said += f"; {part_of_step(job, loss.explained_s)} together with {_others(more)}"
+    if further:
+        said += f"; {part_of_step(job, loss.explained_s)} together with {_others(further)}"
     return said
 
 

@@ -45,8 +45,8 @@ class RlAssessment(Assessment, frozen=True, eq=False):
         job, (label, sentence) = self.job, first_line(self.account)
         leading = [cause for cause in causes if cause.kind == label]
         named = sorted(causes, key=lambda cause: cause not in leading)
-        gone = job.unchanged - job.step_times(changes_of(named))
-        lost_s = max(float(gone.mean()), 0.0) if leading else 0.0
+        recovered_s = job.unchanged - job.step_times(changes_of(named))
+        lost_s = max(float(recovered_s.mean()), 0.0) if leading else 0.0
         costs_s = [max(cause.saved_s, 0.0) for cause in named]
         losses = [
             LossWithCauses(detector_of(cause.kind).loss, cost_s, (cause,), cost_s)
@@ -59,7 +59,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
             lost_s=lost_s,
             whole_s=job.recorded_s,
             returning_s=lost_s,
-            step_lost_s=gone if leading else np.zeros_like(gone),
+            step_lost_s=recovered_s if leading else np.zeros_like(recovered_s),
             leading=leading,
             losses=tuple(losses) if leading else (),
             parts=job.noise,

@@ -159,12 +159,12 @@ class _Pricer(Struct, frozen=True, eq=False):
             saves = plan.cause.saves_step_s
         elif step is not None:
             of_plan = [plan.change] if changes is None else changes
-            saves = self.job.saves_step([one for one in of_plan if one is not None], bound=plan.bound)
+            saves = self.job.saves_step([change for change in of_plan if change is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, bound, details = self.withheld, plan.bound, plan.details
         if reason is None and saved_s < error_s:
-            seen = None if plan.cause is None else self._seen(plan.cause, saving)
+            seen = None if plan.cause is None else self._acting_steps(plan.cause, saving)
             if seen is None:
                 reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
             else:
@@ -194,7 +194,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             unprofiled_step_s=None if step is None else step.value,
         )
 
-    def _seen(self, cause: Cause, saving: Floats) -> int | None:
+    def _acting_steps(self, cause: Cause, saving: Floats) -> int | None:
         """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
         unknown.
 
@@ -203,9 +203,9 @@ class _Pricer(Struct, frozen=True, eq=False):
         acts = acting(self.job, cause.time)
         if acts is None or acts.sum() < 2:
             return None
-        each = saving[acts]
-        least_s = self.job.saving_error_s(each, [cause.change])
-        return int(acts.sum()) if float(each.mean()) > least_s else None
+        saving = saving[acts]
+        least_s = self.job.saving_error_s(saving, [cause.change])
+        return int(acts.sum()) if float(saving.mean()) > least_s else None
 
 
 def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[PricedFix]) -> Iterator[PricedFix]:
@@ -219,9 +219,10 @@ def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[P
     grown = [_grown(pricer, start, fixes) for start in starts]
     if not grown:
         return
-    chosen, _ = min(grown, key=lambda each: (round(float(each[1].mean()), 9), len(each[0])))
+    chosen, _ = min(grown, key=lambda grown_plan: (round(float(grown_plan[1].mean()), 9), len(grown_plan[0])))
     for fix in reversed(chosen):
-        if fix.withheld is not None and not _helps(pricer, fix, others := [one for one in chosen if one is not fix]):
+        others = [other for other in chosen if other is not fix]
+        if fix.withheld is not None and not _helps(pricer, fix, others):
             chosen = others
     sequence, done_s = [], 0.0
     for count, fix in enumerate(chosen, 1):
@@ -268,11 +269,11 @@ def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) 
         ]
         if not options:
             break
-        fix, then = min(options, key=lambda option: float(option[1].mean()))
-        if float(times.mean() - then.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
+        fix, times_s = min(options, key=lambda option: float(option[1].mean()))
+        if float(times.mean() - times_s.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
             break
         chosen.append(fix)
-        times = then
+        times = times_s
     return chosen, times
 
 
@@ -316,10 +317,10 @@ def first_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
         anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
         most = max(anyway, key=lambda fix: fix.worth_s, default=best)
         return most if most.share >= SMALLEST_FIRST_SHARE else best
-    together = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
-    if best is None or together is None or best.share >= SMALLEST_FIRST_SHARE:
+    combination = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
+    if best is None or combination is None or best.share >= SMALLEST_FIRST_SHARE:
         return best
-    return together if hidden(best.worth_s, together.worth_s) else best
+    return combination if hidden(best.worth_s, combination.worth_s) else best
 
 
 def act_of(cause: Cause, fix: PricedFix | None) -> str | None:

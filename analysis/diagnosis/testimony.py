@@ -87,14 +87,15 @@ def reviewed(
     Without a source, what was sampled while the job was recorded is asked, and heard only where it can tell.
     """
     if source is None:
-        recorded = [_tested(job, findings, each, each.machines)[0] for each in sampled_metrics(job.metadata)]
-        tests = [_that_tell(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
-        every = [test for of_finding in tests for test in of_finding]
-        heard = MetricsInReport(RECORDING, every) if every else None
+        metrics = sampled_metrics(job.metadata)
+        recorded = [_tested(job, findings, metric, metric.machines)[0] for metric in metrics]
+        tests = [_decisive_tests(of_finding) for of_finding in zip(*recorded, strict=True)] or [()] * len(findings)
+        all_tests = [test for of_finding in tests for test in of_finding]
+        in_report = MetricsInReport(RECORDING, all_tests) if all_tests else None
     else:
-        tests, heard = _tested(job, findings, source, job.names.host_of_rank)
-    reviewed = (replace(finding, tests=of_one) for finding, of_one in zip(findings, tests, strict=True))
-    return tuple(_advised(job, finding) for finding in reviewed), heard
+        tests, in_report = _tested(job, findings, source, job.names.host_of_rank)
+    reviewed = (replace(finding, tests=of_finding) for finding, of_finding in zip(findings, tests, strict=True))
+    return tuple(_advised(job, finding) for finding in reviewed), in_report
 
 
 def _tested(
@@ -102,32 +103,32 @@ def _tested(
 ) -> tuple[list[tuple[MetricTest, ...]], MetricsInReport]:
     """The tests of each finding. `machines`: the name of the machine of each rank, as the source has it."""
     suspected = [list(_suspicions(job, finding, machines)) for finding in findings]
-    heard = _heard(source, [suspicion for of_one in suspected for suspicion in of_one])
-    tests = iter(heard.tests)
-    return [tuple(next(tests) for _ in of_one) for of_one in suspected], heard
+    in_report = _run_tests(source, [suspicion for of_finding in suspected for suspicion in of_finding])
+    tests = iter(in_report.tests)
+    return [tuple(next(tests) for _ in of_finding) for of_finding in suspected], in_report
 
 
-def _that_tell(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
+def _decisive_tests(by_metric: Sequence[tuple[MetricTest, ...]]) -> tuple[MetricTest, ...]:
     """The tests of a finding by the first of several metrics that confirms it, else by the first that refutes it."""
 
     def verdicts(tests: Sequence[MetricTest]) -> set[MetricVerdict]:
         return {test.verdict for test in tests}
 
-    telling = [tests for tests in by_metric if tests and MetricVerdict.NOT_TESTABLE not in verdicts(tests)]
-    return max(telling, key=lambda tests: MetricVerdict.CONFIRMED in verdicts(tests), default=())
+    decisive = [tests for tests in by_metric if tests and MetricVerdict.NOT_TESTABLE not in verdicts(tests)]
+    return max(decisive, key=lambda tests: MetricVerdict.CONFIRMED in verdicts(tests), default=())
 
 
-def _heard(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
+def _run_tests(source: MetricSource, suspicions: Sequence[Suspicion]) -> MetricsInReport:
     """The tests of suspicions, in this order."""
-    askable = [each for each in suspicions if each.untestable is None]
+    askable = [suspicion for suspicion in suspicions if suspicion.untestable is None]
     if not askable:
-        return MetricsInReport(source.name, [untestable(each, each.untestable or "") for each in suspicions])
-    window = TimeSpan(min(each.window.since for each in askable), max(each.window.until for each in askable))
-    hosts = {host for each in askable for host in (each.host, *(each.peers or ()))}
+        return MetricsInReport(source.name, [untestable(row, row.untestable or "") for row in suspicions])
+    window = TimeSpan(min(row.window.since for row in askable), max(row.window.until for row in askable))
+    hosts = {host for suspicion in askable for host in (suspicion.host, *(suspicion.peers or ()))}
     try:
-        samples = Samples.of(source.samples(metrics_of(each.part for each in askable), window, hosts))
+        samples = Samples.of(source.samples(metrics_of(suspicion.part for suspicion in askable), window, hosts))
     except FormatError as error:
-        return MetricsInReport(source.name, [untestable(each, str(error)) for each in suspicions], problem=str(error))
+        return MetricsInReport(source.name, [untestable(row, str(error)) for row in suspicions], problem=str(error))
     return MetricsInReport(source.name, verdicts_on(samples, suspicions), samples.dropped)
 
 
@@ -212,11 +213,11 @@ def _advised(job: Subject, finding: Cause) -> Cause:
         advice, hardware = _REFUTED[tests[0].part], False
     elif tests and hardware:  # metrics were asked and do not confirm it
         advice, hardware = None, False
-    heard = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
+    tests_to_tell = [*confirmed, *(test for test in tests if test not in confirmed)][:_MOST_SENTENCES]
     remedy = None if advice is None else remedy_for(advice, job.names, where, on_cpus=not job.shows(Fact.GPUS))
     return replace(
         finding,
-        effect="; ".join([finding.effect, *(test.sentence for test in heard)]),
+        effect="; ".join([finding.effect, *(test.sentence for test in tests_to_tell)]),
         suggested_fix=remedy or finding.suggested_fix,
         hardware=hardware,
     )

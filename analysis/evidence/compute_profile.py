@@ -100,7 +100,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
     relative; both 0 in a job with one kind, and where lengths cannot be told from the speed of shared cores.
 
-    `core_pace`: on shared cores, that of each worker beside that of peers while it does other kinds of work, [kinds,
+    `core_pace`: on shared cores, that of each worker over that of peers while it does other kinds of work, [kinds,
     stages, steps, dp_ranks]; else None.
     """
 
@@ -140,10 +140,10 @@ class ComputeProfile(Struct, frozen=True, eq=False):
         return self.ranks.significant(COMPUTES.factor)
 
     @property
-    def on(self) -> Bools:
+    def slow_steps(self) -> Bools:
         """The steps in which each slow worker is slow, [stages, steps, dp_ranks]."""
         _, stages, steps, dp_ranks = self.worker_by_step.shape
-        return self.workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        return self.workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
 
 
 def profile_computes(
@@ -178,8 +178,8 @@ def profile_computes(
         model = structs.replace(model, base=base * _usual(alike))
     beyond = median(alike, (2, 3))
     del relative, alike
-    none = np.ones(beyond.shape[1:])
-    return _factors(grid, model, beyond, none if optimizer is None else optimizer, other_work_s)
+    ones = np.ones(beyond.shape[1:])
+    return _factors(grid, model, beyond, ones if optimizer is None else optimizer, other_work_s)
 
 
 def _usual(cells: Floats) -> Floats:
@@ -228,7 +228,7 @@ def _factors(
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
-    both = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
     # With two stages on two DP ranks, one slow worker looks like the diagonally opposite worker being slow, except for
     # the cost of their microbatches. So who it is, and by how much, is no more certain than that cost.
     square = (stages, dp_ranks) == (2, 2)
@@ -238,19 +238,19 @@ def _factors(
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
     share = seconds / safe(seconds.sum(axis=0))
-    beside = None
+    over_peers = None
     if other_work_s is not None and dp_ranks > 1:
-        beside = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
-        by_kind = by_kind - core_pace(beside)[: len(by_kind)]
-        both = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
-    views = [both, *np.log1p(share * np.expm1(by_kind))]
+        over_peers = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
+        by_kind = by_kind - core_pace(over_peers)[: len(by_kind)]
+        all_kinds = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
+    views = [all_kinds, *np.log1p(share * np.expm1(by_kind))]
     workers = most_telling(
         [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
     )
-    if beside is not None:
-        on = workers.on.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
-        out = stands_out(beside, on)[: len(by_kind)].any(axis=0)
-        workers = structs.replace(workers, nats=np.where(out.ravel(), workers.nats, 0.0))
+    if over_peers is not None:
+        slow = workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
+        stands_out_ = stands_out(over_peers, slow)[: len(by_kind)].any(axis=0)
+        workers = structs.replace(workers, nats=np.where(stands_out_.ravel(), workers.nats, 0.0))
     if square:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
@@ -290,7 +290,7 @@ def _factors(
         op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
-        core_pace=None if beside is None else np.exp(core_pace(beside)[len(by_kind) :]),
+        core_pace=None if over_peers is None else np.exp(core_pace(over_peers)[len(by_kind) :]),
     )
 
 
@@ -302,7 +302,7 @@ def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats
     if uneven:
         unsure = max(unsure, float(np.log(safe(_dealt_by_chance(work, 1))).var()))
     alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
-    slow = alike.on[0] & alike.significant(COMPUTES.factor)[0]
+    slow = alike.slow[0] & alike.significant(COMPUTES.factor)[0]
     if uneven:
         shortest = np.nanmin(np.where(np.isfinite(work), work, np.inf), axis=(0, 2))
         slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > COMPUTES.shortest_share * (step - 1)
@@ -326,10 +326,11 @@ def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
 
     `optimizer`: over that of peers, [members, steps]. Slow throughout, or since or until a step, is no such chance.
     """
-    steps = episodes.on.shape[1]
-    scattered = ~episodes.on.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
-    then = np.array([np.median(own[on]) if on.any() else 1.0 for own, on in zip(optimizer, episodes.on, strict=True)])
-    of_data = scattered & (then - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
+    steps = episodes.slow.shape[1]
+    scattered = ~episodes.slow.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
+    series = zip(optimizer, episodes.slow, strict=True)
+    slowness = np.array([np.median(times[slow]) if slow.any() else 1.0 for times, slow in series])
+    of_data = scattered & (slowness - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
     return structs.replace(episodes, nats=np.where(of_data, 0.0, episodes.nats))
 
 
@@ -350,10 +351,10 @@ def _beside_peers(values: Floats) -> Floats:
         return np.zeros_like(logs)
     if values.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
-    beside, cut = _beside_usual(logs)
-    far = np.abs(beside) > cut
-    mean, cut_of_mean = _beside_usual(nan_mean(beside, (beside.ndim - 2,)))
-    slow = mean > max(cut_of_mean, cut / np.sqrt(beside.shape[-2]))
+    distance, cut = _beside_usual(logs)
+    far = np.abs(distance) > cut
+    mean, cut_of_mean = _beside_usual(nan_mean(distance, (distance.ndim - 2,)))
+    slow = mean > max(cut_of_mean, cut / np.sqrt(distance.shape[-2]))
     far |= (slow & (slow.sum(axis=-1, keepdims=True) > 1))[..., None, :]
     quiet = np.where(far, np.nan, logs)
     return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
@@ -361,29 +362,29 @@ def _beside_peers(values: Floats) -> Floats:
 
 def _beside_usual(logs: Floats) -> tuple[Floats, float]:
     """Distance of values from the lower median of the last axis, and the least distance that stands out."""
-    beside = logs - lower_median(logs, axis=-1)[..., None]
-    low = beside[beside < 0]
+    distance = logs - lower_median(logs, axis=-1)[..., None]
+    low = distance[distance < 0]
     sigma = MAD_TO_SIGMA * float(np.median(-low)) if low.size else 0.0
-    return beside, max(COMPUTES.spreads * sigma, COMPUTES.factor / 2)
+    return distance, max(COMPUTES.spreads * sigma, COMPUTES.factor / 2)
 
 
-def _slow_levels(beside: Floats, episodes: Episodes) -> Floats:
+def _slow_levels(over_peers: Floats, episodes: Episodes) -> Floats:
     """Log of each member's slowdown in each step, 0 if that is not significant.
 
-    `beside`: [..., steps, dp_ranks] as measured. Takes the mean over the steps in which a member is slow, plus the part
-    of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
+    `over_peers`: as measured, [..., steps, dp_ranks]. Takes the mean over the steps in which a member is slow, plus the
+    part of the deviation from it that exceeds noise: the result follows a moving level, but not its noise.
     """
-    steps, dp_ranks = beside.shape[-2:]
-    hit = episodes.on & episodes.significant(COMPUTES.factor)[:, None]
+    steps, dp_ranks = over_peers.shape[-2:]
+    hit = episodes.slow & episodes.significant(COMPUTES.factor)[:, None]
     by_stage = hit.reshape(-1, dp_ranks, steps).transpose(0, 2, 1)
-    on = np.broadcast_to(by_stage if beside.ndim > 2 else by_stage[0], beside.shape)
-    values = np.where(on & np.isfinite(beside), beside, 0.0)
-    count = np.maximum((on & np.isfinite(beside)).sum(axis=-2, keepdims=True), 1)
+    hit_steps = np.broadcast_to(by_stage if over_peers.ndim > 2 else by_stage[0], over_peers.shape)
+    values = np.where(hit_steps & np.isfinite(over_peers), over_peers, 0.0)
+    count = np.maximum((hit_steps & np.isfinite(over_peers)).sum(axis=-2, keepdims=True), 1)
     level = values.sum(axis=-2, keepdims=True) / count
-    deviation = np.where(on & np.isfinite(beside), beside - level, 0.0)
+    deviation = np.where(hit_steps & np.isfinite(over_peers), over_peers - level, 0.0)
     variance = (deviation**2).sum(axis=-2, keepdims=True) / np.maximum(count - 1, 1)
     beyond_noise = np.maximum(1 - float(np.median(episodes.noise.variance)) / np.maximum(variance, 1e-12), 0.0)
-    return np.where(on, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
+    return np.where(hit_steps, np.maximum(level + beyond_noise * deviation, 0.0), 0.0)
 
 
 def _typical(values: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -467,11 +468,11 @@ def elasticity(relative: Floats, slowness: Floats, work: Floats) -> Floats:
     cheap, dear = finite & (work <= low), finite & (work >= high)
     if high - low < COMPUTES.workload_spread:
         return np.ones(shape[:3])
-    apart = float(work[dear].mean() - work[cheap].mean())
+    difference = float(work[dear].mean() - work[cheap].mean())
     # A pause is not work.
     cells = np.where(np.abs(cells / safe(work) - 1) < COMPUTES.deviation, cells, np.nan)
     bottom, top = nan_mean(cells[..., cheap], (3,)), nan_mean(cells[..., dear], (3,))
-    slope = (top - bottom) / apart
+    slope = (top - bottom) / difference
     elastic = slope / safe(bottom + slope * (1 - float(work[cheap].mean())))
     ordered = np.sort(elastic, axis=1)
     elastic = elastic / safe(ordered[:, elastic.shape[1] // 2].mean(axis=-1))[:, None, None]
@@ -490,13 +491,13 @@ def position_factor(relative: Floats) -> Floats:
         return factor
     few = relative[..., :: max(1, relative.size // (4 * SAMPLE))]
     # Of two middle ones the faster: what slows down half of a rank's microbatches must not make the others look fast.
-    beside = few / safe(lower_median(few, (2, 3)))[:, :, None, None]
+    over_usual = few / safe(lower_median(few, (2, 3)))[:, :, None, None]
     # Of two ranks, take the faster: what only one of them does is not due to the place.
-    of_step = lower_median(np.moveaxis(beside, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
+    of_step = lower_median(np.moveaxis(over_usual, (1, 2, 5), (0, 1, 2)).reshape(-1, kinds, places, steps), axis=0)
     usual = lower_median(of_step, axis=1)[:, None]
     logs = np.log(safe(of_step / safe(usual)))
     episodes = episodes_of(logs.reshape(-1, steps), places)
-    slow = (episodes.significant(COMPUTES.position) & episodes.on.all(axis=1)).reshape(kinds, places)
+    slow = (episodes.significant(COMPUTES.position) & episodes.slow.all(axis=1)).reshape(kinds, places)
     few_places = slow.mean(axis=1, keepdims=True) <= COMPUTES.slow_share
     return np.where(slow & few_places, np.exp(episodes.level).reshape(kinds, places), 1.0)
 
@@ -528,5 +529,5 @@ def _autocorrelation(series: Floats) -> tuple[float, float]:
         return 0.0, 0.0
     product = np.where(np.isfinite(before) & np.isfinite(after), before * after, 0.0)
     # The values of a short row are not independent of its mean.
-    own = (float(product.sum()) / total * count + 1) / (count - 1)
-    return own, float(np.sqrt((product**2).sum())) / total
+    correlation = (float(product.sum()) / total * count + 1) / (count - 1)
+    return correlation, float(np.sqrt((product**2).sum())) / total

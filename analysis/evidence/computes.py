@@ -124,8 +124,8 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
             return (self.lockstep.as_fast_as_peers(slow),)
         if self.queued_s is None:
             return ()
-        own = op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
-        return (without_core_waits(own, self.replay.durations.cost, self.queued_s),)
+        own_ops = op_grid(self.replay.graph, frozenset(OpKind) - COMMUNICATION)
+        return (without_core_waits(own_ops, self.replay.durations.cost, self.queued_s),)
 
     def _after(self, *changes: Intervention) -> tuple[Floats, ...]:
         """The costs of all ops after some changes."""
@@ -214,7 +214,7 @@ class Pauses(Struct, frozen=True, eq=False):
         count = min(forwards + backwards, 1000)  # chance is ruled out long before
         few = round(backwards * count / max(forwards + backwards, 1))
         hit, spared = self.backward_share, 1 - self.backward_share
-        chance = sum(comb(count, at) * hit**at * spared ** (count - at) for at in range(few + 1))
+        chance = sum(comb(count, hits) * hit**hits * spared ** (count - hits) for hits in range(few + 1))
         return forwards > 0 and chance < PAUSED_COMPUTES.spared_chance and backwards <= 0.2 * forwards
 
 
@@ -229,15 +229,15 @@ def find_pauses(table: ComputeTable, suspects: Bools) -> Pauses:
     That difference, not a threshold, is the evidence.
     """
     grid = table.grid
-    every = max(1, grid.size // LARGEST_SAMPLE)
-    chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % every == 0)
+    stride = max(1, grid.size // LARGEST_SAMPLE)
+    chosen = suspects.any(axis=0) | (np.arange(grid.shape[-1]) % stride == 0)
     if chosen.all():
         return _pauses_in(grid)
     sample = _pauses_in(grid[..., chosen])
     if sample.stopped.any() or (sample.seconds > 0).any():
         return _pauses_in(grid)
-    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
-    return Pauses(np.broadcast_to(0.0, grid.shape), none, np.zeros(0), grid, False, sample.backward_share)
+    no_workers = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    return Pauses(np.broadcast_to(0.0, grid.shape), no_workers, np.zeros(0), grid, False, sample.backward_share)
 
 
 def _pauses_in(grid: Floats) -> Pauses:
@@ -261,7 +261,7 @@ def _pauses_in(grid: Floats) -> Pauses:
     backward_share = float(by_kind[1:].sum() / max(by_kind.sum(), 1e-12))
     pauses = Pauses(seconds, stopped, np.zeros(0), usual_s, _own_length(beyond, base), backward_share)
     if pauses.own_length and not pauses.spare_backwards:
-        stopped = stopped | _where_nearly_all_are(seconds)
+        stopped = stopped | _most_paused_worker(seconds)
     computes = stopped_cells(stopped, grid.shape)
     seconds[:, computes] = 0.0
     beyond = np.fmax((grid - usual_s)[:, computes], 0.0)
@@ -270,13 +270,13 @@ def _pauses_in(grid: Floats) -> Pauses:
     )
 
 
-def _without_noise(seconds: Floats, of: Floats | float) -> Floats:
-    """`seconds` without what is much shorter, measured in `of`, than the pauses in which most of the time is lost.
+def _without_noise(seconds: Floats, usual: Floats | float) -> Floats:
+    """`seconds` without what is much shorter, measured in `usual`, than the pauses in which most of the time is lost.
 
     Noise has a tail: a few computes stand out by a little. They cost next to nothing, but scattered over forwards and
     backwards they would look like process pauses.
     """
-    measured = seconds / of
+    measured = seconds / usual
     lengths = measured[measured > 0]
     return np.where(measured < PAUSED_COMPUTES.of_usual * _usual(lengths), 0.0, seconds) if len(lengths) else seconds
 
@@ -286,7 +286,7 @@ def stopped_cells(stopped: Bools, shape: tuple[int, ...]) -> Bools:
     return np.asarray(np.broadcast_to(stopped[:, None, None, None, :], shape[1:]))
 
 
-def _where_nearly_all_are(seconds: Floats) -> Bools:
+def _most_paused_worker(seconds: Floats) -> Bools:
     """The one worker that nearly all pauses hit, if they are too many for chance, [stages, dp_ranks]."""
     count = (seconds > 0).sum(axis=(0, 2, 3, 4))
     return np.asarray(
@@ -308,9 +308,9 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     cells = np.nonzero(seconds > 0)
     if not len(cells[0]):
         return False
-    length, of = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
-    large = of > (of.min() + of.max()) / 2
-    if large.all() or np.ptp(of) < np.log(PAUSED_COMPUTES.contrast):
+    length, usual_length = np.log(seconds[cells]), np.log(np.broadcast_to(usual, seconds.shape)[cells])
+    large = usual_length > (usual_length.min() + usual_length.max()) / 2
+    if large.all() or np.ptp(usual_length) < np.log(PAUSED_COMPUTES.contrast):
         return False
     sides = [length[large], length[~large]]
     # Use the pauses in which most of the time is lost: a pause that began before the compute shows only its rest.
@@ -318,7 +318,8 @@ def _own_length(beyond: Floats, base: Floats) -> bool:
     off = np.concatenate([np.abs(side - np.log(centre)) for side, centre in zip(sides, centres, strict=True)])
     spread = max(MAD_TO_SIGMA * float(np.median(off)), PAUSED_COMPUTES.length_spread)
     error = PAUSED_COMPUTES.length_error * spread * float(np.sqrt(sum(1 / len(side) for side in sides)))
-    grows, in_proportion = float(np.log(centres[0] / centres[1])), float(np.median(of[large]) - np.median(of[~large]))
+    grows = float(np.log(centres[0] / centres[1]))
+    in_proportion = float(np.median(usual_length[large]) - np.median(usual_length[~large]))
     least = student_beyond(PAUSED_COMPUTES.proportion_chance, len(off) - 2) * error if len(off) > 2 else float("inf")
     return grows < PAUSED_COMPUTES.own_length_share * in_proportion and grows + least < in_proportion
 
@@ -338,11 +339,11 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     peers = lower_median(base, axis=-1)[:, :, :, None, None, None]
     even = spread_of_logs(sampled(shared)) <= PAUSED_COMPUTES.as_fast
     usual_s = np.broadcast_to(peers if even else peers * shared, grid.shape)
-    none = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
+    no_workers = np.zeros((grid.shape[1], grid.shape[-1]), np.bool_)
     if grid.shape[-1] < 2:
-        return none, usual_s
-    beside = grid / safe(usual_s)
-    within = beside / safe(lower_median(beside, (0, 2, 3)))[None, :, None, None]
+        return no_workers, usual_s
+    over_usual = grid / safe(usual_s)
+    within = over_usual / safe(lower_median(over_usual, (0, 2, 3)))[None, :, None, None]
     of_worker = _by_worker(within)
     range_ = lower_quantile(of_worker, -1, 0.9) - lower_quantile(of_worker, -1, 0.1)
     usual = np.fmax(
@@ -353,12 +354,12 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     needed = needed_nats(nats[0].size)
     fastest = _between(grid / safe(peers), 0.1)
     fast = fastest < (1 + PAUSED_COMPUTES.as_fast) * lower_median(fastest, axis=-1)[..., None]
-    both = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
+    in_both_kinds = stops.all(axis=0) & (nats.sum(axis=0) >= needed) & fast[BACKWARD]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
-    each_time = (nats[FORWARD] >= needed) & (_between(beside, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
-    stopped = (both | each_time) & fast[FORWARD]
-    return stopped if 2 * stopped.sum() <= stopped.size else none, usual_s
+    each_time = (nats[FORWARD] >= needed) & (_between(over_usual, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
+    stopped = (in_both_kinds | each_time) & fast[FORWARD]
+    return stopped if 2 * stopped.sum() <= stopped.size else no_workers, usual_s
 
 
 def _by_worker(values: Floats) -> Floats:

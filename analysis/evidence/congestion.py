@@ -53,7 +53,7 @@ class CongestionThresholds(Struct, frozen=True):
     hiccup: float = 6.0
     #: Transfers in the same step as one that hangs, and this much longer than usual, have the same problem. Benchmark
     #: `causes`.
-    beside: float = 2.5
+    waiting_factor: float = 2.5
     #: A link is held up by its own DP rank if this much more of its transfers are long than on other DP ranks.
     #: Benchmark `causes`.
     held_up_share: float = 0.1
@@ -167,10 +167,10 @@ def _several(ends: Sequence[Ints]) -> bool:
     return len(set(zip(*(end.tolist() for end in ends), strict=True))) > 1
 
 
-def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> Floats:
+def _levels(traffic: Traffic, seconds: Floats, excluded: Bools, by_slot: Bools) -> Floats:
     """Duration of most transfers over that in calm steps, [slots, steps]; 1 in calm steps.
 
-    `seconds`: [slots, ops, steps, dp_ranks or 1]; those `apart` do not count. `by_slot`: slots that may be congested
+    `seconds`: [slots, ops, steps, dp_ranks or 1]; those `excluded` do not count. `by_slot`: slots that may be congested
     alone, [slots].
     """
     if not seconds.size:
@@ -179,11 +179,12 @@ def _levels(traffic: Traffic, seconds: Floats, apart: Bools, by_slot: Bools) -> 
         over = seconds / median(seconds, (2,))[:, :, None]
     # All that waits for a slow link or card takes longer in the same steps; if it always does, that is usual.
     held_up = [card.steps for card in traffic.cards] + [traffic.slow_links.any(axis=(0, 2))]
-    apart = apart | np.logical_or.reduce([steps & ~steps.all() for steps in held_up])[:, None]
-    over = np.where(apart, np.nan, over) if apart.any() else over
+    excluded = excluded | np.logical_or.reduce([steps & ~steps.all() for steps in held_up])[:, None]
+    over = np.where(excluded, np.nan, over) if excluded.any() else over
     whole = _level(lower_median(over, (0, 1, 3)))
     alone = lower_median(over, (1, 3))
-    return np.array([np.maximum(whole, _level(one)) if by else whole for one, by in zip(alone, by_slot, strict=True)])
+    slots = zip(alone, by_slot, strict=True)
+    return np.array([np.maximum(whole, _level(times)) if by_itself else whole for times, by_itself in slots])
 
 
 def _level(series: Floats) -> Floats:
@@ -271,7 +272,7 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
         return Scale(transfers(job), np.broadcast_to(of_transfers, traffic.seconds.shape))
     usual_s = np.fmax(traffic.link_s, traffic.usual_s)[:, None, None]
     alone_s = np.maximum(traffic.seconds - traffic.shared_with(1 - factor), usual_s)
-    wait = traffic.seconds > CONGESTION.beside * usual_s  # so long that they must be waiting
+    wait = traffic.seconds > CONGESTION.waiting_factor * usual_s  # so long that they must be waiting
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = np.where(wait & (alone_s < traffic.seconds), alone_s / traffic.seconds, 1.0)
     return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
@@ -295,9 +296,9 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
     There, a link is held up if its transfers are long more often than those of the same link on other DP ranks.
     """
     anywhere: Bools = np.any(links, axis=1)
-    near = traffic.beside(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
+    near = traffic.sharing_cards(anywhere) | anywhere.reshape(-1, 2, anywhere.shape[1])[:, ::-1].reshape(anywhere.shape)
     steps: Bools = np.any(links, axis=(0, 2))
-    long = traffic.seconds > CONGESTION.beside * traffic.usual_s[:, None, None]
+    long = traffic.seconds > CONGESTION.waiting_factor * traffic.usual_s[:, None, None]
     often = nan_mean(np.where(np.isfinite(traffic.seconds), long, np.nan)[:, :, steps], (1, 2))
     far = _connected(traffic, near) & (often > lower_median(often, axis=1)[:, None] + CONGESTION.held_up_share)
     for card in traffic.cards:
@@ -308,10 +309,10 @@ def _waiting_behind(traffic: Traffic, links: Bools) -> Bools:
 
 def _connected(traffic: Traffic, links: Bools) -> Bools:
     """Links that `links` [slots, dp_ranks] reach over cards that both ends share, including `links`."""
-    reached, more = links, traffic.beside(links)
-    while (more & ~reached).any():
-        reached, more = more, traffic.beside(more)
-    return more
+    reached, connected = links, traffic.sharing_cards(links)
+    while (connected & ~reached).any():
+        reached, connected = connected, traffic.sharing_cards(connected)
+    return connected
 
 
 def card_as_usual(traffic: Traffic, card: SlowCard) -> Intervention:
@@ -380,7 +381,7 @@ def to_usual(seconds: Floats, usual: Floats | float, where: Bools, level: Floats
     long = where & (seconds > usual)
     if not long.any():
         return np.broadcast_to(1.0, long.shape)
-    seconds, usual, level = (np.broadcast_to(each, long.shape)[long] for each in (seconds, usual, level))
+    seconds, usual, level = (np.broadcast_to(array, long.shape)[long] for array in (seconds, usual, level))
     with np.errstate(invalid="ignore", divide="ignore"):
         factor = usual / np.where(seconds > CONGESTION.hiccup * level, level, seconds)
     factors = np.ones(long.shape)

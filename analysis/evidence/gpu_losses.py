@@ -34,7 +34,7 @@ from tracekit.trace.facts import Fact
 from tracekit.trace.gpu_activity import NOT_THE_HOST, PROFILER_LINE, IdleReason
 
 if TYPE_CHECKING:
-    from tracekit.analysis.gpu.recorded import HostWhat
+    from tracekit.analysis.gpu.recorded import HostActivity
     from tracekit.report.hardware import GpuTimes
 
 
@@ -72,12 +72,12 @@ def named_s(job: GraphSubject) -> float:
     """What the rank that stands out and uneven experts cost, seconds; 0 if there are none."""
     uneven, late = uneven_experts(job), (unknown_loads(job), culprit_of(job))
     uneven_s = 0.0 if uneven is None else uneven.saved_s * job.steps_in_whole
-    return uneven_s + sum(one.saved_s for one in late if one is not None)
+    return uneven_s + sum(rank.saved_s for rank in late if rank is not None)
 
 
 @evidence(GraphSubject)
 def parts_of_s(job: GraphSubject) -> Parts:
-    """What S consists of: the rank that stands out, noise, and the rest. A rank alone is nobody's straggler."""
+    """The parts of S, seconds: the rank that stands out, noise, and the rest. A single rank cannot straggle."""
     explained_s = named_s(job) if job.shows(Fact.RANKS) else job.noise.lost_s
     return structs.replace(job.noise, explained_s=explained_s)
 
@@ -86,9 +86,9 @@ def parts_of_s(job: GraphSubject) -> Parts:
 def losses_s(job: GraphSubject) -> Mapping[LossKind, float]:
     """What each kind of loss costs, seconds. All ranks lose what the busiest GPU is idle."""
     exposed_s = max(exposed_communication_s(job), 0.0)
-    of_one = _idle_by_loss(job)
-    if of_one is not None:
-        return {LossKind.COMMUNICATION: exposed_s, **of_one}
+    of_single_rank = _idle_by_loss(job)
+    if of_single_rank is not None:
+        return {LossKind.COMMUNICATION: exposed_s, **of_single_rank}
     straggling_s = named_s(job) + parts_of_s(job).unexplained_s * parts_of_s(job).headline
     return {
         LossKind.STRAGGLER: max(straggling_s, job.straggling_s),
@@ -99,13 +99,13 @@ def losses_s(job: GraphSubject) -> Mapping[LossKind, float]:
 
 @evidence(RecordingSubject)
 def gpu_alone(job: RecordingSubject) -> GpuTimes | None:
-    """What the GPU of a rank did that is compared with nobody; None if there are several."""
+    """What the GPU of the only rank did; None if there are several ranks."""
     return None if job.shows(Fact.RANKS) else job.gpu
 
 
 @evidence(RecordingSubject)
 def _idle_by_loss(job: RecordingSubject) -> dict[LossKind, float] | None:
-    """The time in which the GPU of a rank alone does nothing, before its first op too, by the kind of loss; seconds."""
+    """Time in which the GPU of a single rank does nothing, also before its first op, by kind of loss; seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return None
@@ -126,7 +126,7 @@ def leads(job: GraphSubject, kind: LossKind) -> bool:
 
 def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: float) -> LossKind:
     """The kind of loss that costs most: one rank, or what all ranks lose together."""
-    kind = max(lost_s, key=lambda each: lost_s[each])
+    kind = max(lost_s, key=lambda loss_kind: lost_s[loss_kind])
     if lost_s[kind] >= SMALLEST_HEADLINE_SHARE * (whole_s or 1.0):
         return kind
     return LossKind.BALANCED if culprit_of(job) is None else LossKind.MINOR
@@ -134,8 +134,8 @@ def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: flo
 
 @evidence(GraphSubject)
 def lost_in_production_s(job: GraphSubject) -> Mapping[LossKind, float]:
-    """What each kind of loss costs of `in_production_s`, seconds: of the hosts', without what is the profiler's; of a
-    rank, what its peers' pace saves then; of what is not seen, without what lies before the step.
+    """What each kind of loss costs of `in_production_s`, seconds: host time without the profiler's, a straggler by what
+    the pace of its peers would save, idle time without what lies before the step.
     """
     lost_s = dict(losses_s(job))
     culprit = culprit_of(job)
@@ -159,7 +159,7 @@ def discrepancy(job: GraphSubject) -> float:
 
 @evidence(RecordingSubject, otherwise=0.0)
 def unseen_s(job: RecordingSubject) -> float:
-    """How much of the time of a rank alone goes to what the recording does not show, by a finding, seconds."""
+    """How much of the time of a single rank goes to work that the recording does not show, by a finding, seconds."""
     gpu = gpu_alone(job)
     if gpu is None:
         return 0.0
@@ -170,7 +170,7 @@ def unseen_s(job: RecordingSubject) -> float:
 
 @evidence(RecordingSubject)
 def _backlog_s(job: RecordingSubject) -> float:
-    """How long streams still did what had been launched before the recording, and is not in it, seconds."""
+    """How long streams still ran work that was launched before the recording and is not in it, seconds."""
     first = job.ops.select(pl.struct("rank", "stream").is_first_distinct() & pl.col("role").eq("gpu"))
     before = first.to_series().fill_null(value=False).to_numpy() & (host_time(job).launched_by < 0)
     return float(job.replay.delay_of_ops[before].max(initial=0.0))
@@ -178,7 +178,7 @@ def _backlog_s(job: RecordingSubject) -> float:
 
 @evidence(RecordingSubject, otherwise=0.0)
 def unseen_head_s(job: RecordingSubject) -> float:
-    """How long the GPU of a rank alone did something from before the recording, seconds.
+    """How long the GPU of a single rank ran work from before the recording, seconds.
 
     That is from when the call returned that launched its first op, or from the beginning of a recording without
     that call, to when the op began.
@@ -205,9 +205,9 @@ def idle_gpu(job: RecordingSubject) -> GpuTimes | None:
     return job.gpu if idles(job) else None
 
 
-def of_job(what: HostWhat) -> bool:
+def of_job(activity: HostActivity) -> bool:
     """Whether the job does this, rather than the profiler."""
-    return PROFILER_LINE.match(what.where or what.name) is None
+    return PROFILER_LINE.match(activity.where or activity.name) is None
 
 
 class HostPart(Struct, frozen=True, eq=False):
@@ -222,16 +222,16 @@ class HostPart(Struct, frozen=True, eq=False):
 
 
 class HostTime(Struct, frozen=True, eq=False, dict=True):
-    """The parts of host ops: their op, what it is (position in `whats`), seconds, in how many pieces; [parts], by op.
+    """Host work in parts: op, activity (position in `activities`), seconds and number of pieces; [parts], by op.
 
     `called_s`: how long the call at the end of each op lasted, seconds, [ops]; 0 for none, or if it waits for the GPU.
     `launched_by`: the op whose call launched each op, -1 for none, [ops]. `lane`: the thread or stream of each op,
     [ops]. `launching`: names of the calls that launch.
     """
 
-    whats: Sequence[HostWhat]
+    activities: Sequence[HostActivity]
     op: Int32s
-    what: Int32s
+    activity: Int32s
     seconds: Floats
     called_s: Floats
     launched_by: Ints
@@ -240,18 +240,18 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
     launching: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, ops: pl.DataFrame, whats: Sequence[HostWhat]) -> HostTime:
+    def of(cls, ops: pl.DataFrame, activities: Sequence[HostActivity]) -> HostTime:
         """Read the columns of the op trace of a recording; of one without them, nothing is known."""
         count = ops.height
         if not {"did", "did_s", "did_n", "call_s", "stream"} <= set(ops.columns):
-            none = np.zeros(0, np.int32)
+            empty = np.zeros(0, np.int32)
             return cls(
-                (), none, none, np.zeros(0), np.zeros(count), np.full(count, -1), none, np.zeros(count, np.int64)
+                (), empty, empty, np.zeros(0), np.zeros(count), np.full(count, -1), empty, np.zeros(count, np.int64)
             )
         parts = ops.select("did", "did_s", "did_n").with_row_index("op").drop_nulls().explode("did", "did_s", "did_n")
         launched = ops["launched_by"] if "launched_by" in ops.columns else pl.Series([-1] * count)
         return cls(
-            whats,
+            activities,
             parts["op"].cast(pl.Int32).to_numpy(),
             parts["did"].cast(pl.Int32).to_numpy(),
             parts["did_s"].to_numpy(),
@@ -264,45 +264,46 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def reason(self) -> tuple[str, ...]:
-        """The reason of each of `whats`."""
-        return tuple(what.reason for what in self.whats)
+        """The reason of each of `activities`."""
+        return tuple(activity.reason for activity in self.activities)
 
-    def mask(self, *reasons: IdleReason, where: Callable[[HostWhat], bool] | None = None) -> Bools:
+    def mask(self, *reasons: IdleReason, where: Callable[[HostActivity], bool] | None = None) -> Bools:
         """Return which parts are of these reasons, and of what `where` accepts, [parts]; none of the profiler."""
         wanted = np.array(
-            [of_job(what) and what.reason in reasons and (where is None or where(what)) for what in self.whats],
+            [of_job(row) and row.reason in reasons and (where is None or where(row)) for row in self.activities],
             np.bool_,
         )
-        return wanted[self.what] if len(wanted) else np.zeros(0, np.bool_)
+        return wanted[self.activity] if len(wanted) else np.zeros(0, np.bool_)
 
     def by_name(
         self,
         *reasons: IdleReason,
-        key: Callable[[HostWhat], str] = lambda what: what.name,
+        key: Callable[[HostActivity], str] = lambda activity: activity.name,
         among: Bools | None = None,
     ) -> Iterable[HostPart]:
-        """Yield the host work of these reasons by `key`, what takes longest first; without what has no key, or is the
+        """Yield the host work of these reasons by `key`, longest first; without work that has no key or is the
         profiler's.
 
         `among`: only of these parts, [parts].
         """
-        keys = [key(what) if what.reason in reasons and of_job(what) else "" for what in self.whats]
+        keys = [key(row) if row.reason in reasons and of_job(row) else "" for row in self.activities]
         distinct = sorted(set(keys) - {""})
-        numbers = {one: number for number, one in enumerate(distinct)}
-        number = np.array([numbers.get(one, -1) for one in keys], np.int64)
-        chosen = (number >= 0)[self.what] if len(number) else np.zeros(0, np.bool_)
+        numbers = {distinct_key: number for number, distinct_key in enumerate(distinct)}
+        number = np.array([numbers.get(activity_key, -1) for activity_key in keys], np.int64)
+        chosen = (number >= 0)[self.activity] if len(number) else np.zeros(0, np.bool_)
         parts = np.flatnonzero(chosen if among is None else chosen & among)
-        what, seconds = self.what[parts], self.seconds[parts]
-        of_part = number[what] if len(number) else what
+        activity, seconds = self.activity[parts], self.seconds[parts]
+        of_part = number[activity] if len(number) else activity
         totals = np.bincount(of_part, seconds, len(distinct))
         pieces = np.bincount(of_part, self.pieces[parts], len(distinct))
-        by_what = np.bincount(what, seconds, len(self.whats))
+        by_activity = np.bincount(activity, seconds, len(self.activities))
         for index in np.argsort(-totals, kind="stable").tolist():
             if not totals[index]:
                 return
-            of_name = sorted(np.flatnonzero(number == index).tolist(), key=lambda what: -by_what[what])
-            named = dict.fromkeys(self.whats[what].name for what in of_name if self.whats[what].name)
-            lines = [self.whats[what].where for what in of_name if self.whats[what].where]
+            order = sorted(np.flatnonzero(number == index).tolist(), key=lambda row: -by_activity[row])
+            alike = [self.activities[row] for row in order]
+            named = dict.fromkeys(activity.name for activity in alike if activity.name)
+            lines = [activity.where for activity in alike if activity.where]
             yield HostPart(
                 next(iter(named), distinct[index]), lines[0] if lines else "", tuple(named),
                 parts[of_part == index], float(totals[index]), int(pieces[index]),
@@ -310,8 +311,8 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
     def happens_once(self, name: str) -> bool:
         """Return whether only one part of host work has this name."""
-        named = [at for at, what in enumerate(self.whats) if what.name == name]
-        return int(np.isin(self.what, named).sum()) == 1
+        named = [number for number, activity in enumerate(self.activities) if activity.name == name]
+        return int(np.isin(self.activity, named).sum()) == 1
 
     @cached_property
     def first_excess_s(self) -> Floats:
@@ -321,29 +322,29 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         by all that is known of them. The first counts only if it is the longest; a call without others, if it takes
         `HOST_TIME.first_call` times as long as usual calls.
         """
-        called = np.array([what.reason in _CALLS for what in self.whats], np.bool_)
-        calls = [what.name.partition(" in ")[0] for what in self.whats]
+        called = np.array([activity.reason in _CALLS for activity in self.activities], np.bool_)
+        calls = [activity.name.partition(" in ")[0] for activity in self.activities]
         warms = [
-            what.reason in _WARMS and call not in {"", *self.launching}
-            for call, what in zip(calls, self.whats, strict=True)
+            activity.reason in _WARMS and call not in {"", *self.launching}
+            for call, activity in zip(calls, self.activities, strict=True)
         ]
         keys = [
-            call if what.reason in _CALLS else (what.name, what.where)
-            for call, what in zip(calls, self.whats, strict=True)
+            call if activity.reason in _CALLS else (activity.name, activity.where)
+            for call, activity in zip(calls, self.activities, strict=True)
         ]
         distinct = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         excess_s = np.zeros(len(self.op))
         if not len(excess_s):
             return excess_s
-        usual = float(np.median(self.seconds[called[self.what]])) if called[self.what].any() else np.inf
-        kind = np.array([distinct[key] for key in keys], np.int64)[self.what]
+        usual = float(np.median(self.seconds[called[self.activity]])) if called[self.activity].any() else np.inf
+        kind = np.array([distinct[key] for key in keys], np.int64)[self.activity]
         order = np.argsort(kind, kind="stable")
         for alike in np.split(order, np.flatnonzero(np.diff(kind[order])) + 1):
             first, others = alike[0], self.seconds[alike[1:]]
             excess = self.seconds[first] - (np.median(others) if len(others) else usual)
             longest = excess > 0 and self.seconds[first] > others.max(initial=0.0)
-            tells = len(others) or (called[self.what[first]] and excess > HOST_TIME.first_call * usual)
-            if longest and tells and warms[self.what[first]]:
+            tells = len(others) or (called[self.activity[first]] and excess > HOST_TIME.first_call * usual)
+            if longest and tells and warms[self.activity[first]]:
                 excess_s[first] = excess
         return excess_s
 
@@ -368,12 +369,12 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
         What it launched begins earlier, and so does the next op of its thread, which begins with the call.
         """
-        less = np.zeros(len(excess_s))
+        saved_s = np.zeros(len(excess_s))
         for row in np.flatnonzero(excess_s).tolist():
             after = np.flatnonzero(self.lane[row + 1 :] == self.lane[row])
             if len(after):
-                less[row + 1 + after[0]] += excess_s[row]
-        return LessTime(less, np.append(excess_s, 0.0)[self.launched_by])
+                saved_s[row + 1 + after[0]] += excess_s[row]
+        return LessTime(saved_s, np.append(excess_s, 0.0)[self.launched_by])
 
     def less_s(self, seconds: Floats) -> LessTime:
         """Return the job in which each part of host work takes so much less, seconds, [parts]."""
@@ -381,9 +382,9 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
 
     def less(self, parts: Ints | Bools, share: Floats | float = 1.0) -> LessTime:
         """Return the job without these parts of host work, or without a share of each."""
-        gone = np.zeros(len(self.op))
-        gone[parts] = share
-        return self.less_s(gone * self.seconds)
+        removed_share = np.zeros(len(self.op))
+        removed_share[parts] = share
+        return self.less_s(removed_share * self.seconds)
 
 
 @evidence(RecordingSubject)
@@ -409,7 +410,7 @@ def computes_on_host(job: RecordingSubject) -> Bools:
     The dispatch of an operator that launches kernels is none of these, however long it takes.
     """
     work = host_time(job)
-    long = work.mask(IdleReason.OPERATOR, where=lambda what: not what.launches) & ~in_head(job)
+    long = work.mask(IdleReason.OPERATOR, where=lambda activity: not activity.launches) & ~in_head(job)
     return np.asarray(long & (work.steady_s >= HOST_TIME.dispatch_s * work.pieces))
 
 
@@ -431,10 +432,10 @@ def launch_latency_s(job: RecordingSubject) -> Floats:
     Ops of a CUDA graph have one launch for all, and follow each other as those do that were launched long before.
     """
     delay_s = np.maximum(job.replay.delay_of_ops, 0.0)
-    own = np.isfinite(arrives_s(job))
-    in_queue = delay_s[~own & (host_time(job).launched_by >= 0)]
+    launched = np.isfinite(arrives_s(job))
+    in_queue = delay_s[~launched & (host_time(job).launched_by >= 0)]
     usual_s = float(np.median(in_queue)) if len(in_queue) else 0.0
-    return np.where(own, np.maximum(delay_s - usual_s, 0.0), 0.0)
+    return np.where(launched, np.maximum(delay_s - usual_s, 0.0), 0.0)
 
 
 @evidence(RecordingSubject)
@@ -451,10 +452,10 @@ def without_waits(job: RecordingSubject, calls: Bools, kept_s: Floats | float = 
     """Return the job in which these calls do not wait for the GPU, and take only `kept_s`, seconds, [ops]."""
     ops = job.graph.ops
     on_gpu = job.ops["role"].eq("gpu").to_numpy()
-    less = LessTime(np.where(calls, np.maximum(job.pace.cost - kept_s, 0.0), 0.0))
-    gone = calls[ops.after] & on_gpu[ops.before]
+    without_calls = LessTime(np.where(calls, np.maximum(job.pace.cost - kept_s, 0.0), 0.0))
+    removed = calls[ops.after] & on_gpu[ops.before]
     ahead = QueuedAhead(arrives_s(job), host_time(job).launched_by)
-    return Together((job.pace.without_edges(gone), less, ahead)) if gone.any() else less
+    return Together((job.pace.without_edges(removed), without_calls, ahead)) if removed.any() else without_calls
 
 
 #: Calls that allocate or free memory of the GPU, which wait for it, too.
@@ -506,17 +507,17 @@ def waiting_calls(job: RecordingSubject, *, allocates: bool) -> WaitingCalls:
 
 
 def unnamed_saves(job: RecordingSubject) -> Bools:
-    """Return which parts of `host_time` are from such a run of copies to the next launch, [parts]; none
-    if stacks were recorded, which tell.
+    """Return which parts of `host_time` lie between a long run of copies to the host and the next launch, as in a
+    checkpoint, [parts]. None do if stacks were recorded, because they name checkpoints.
     """
     ops, graph, work = job.ops, job.graph.ops, host_time(job)
     saves = np.zeros(len(work.op), np.bool_)
     if job.gpu is None or job.gpu.stacks or "bytes" not in ops.columns:
         return saves
     launched = np.flatnonzero(work.launched_by >= 0)
-    by = work.launched_by[launched]
-    order = np.lexsort((launched, graph.start[by], work.lane[by]))
-    launched, by = launched[order], by[order]
+    caller = work.launched_by[launched]
+    order = np.lexsort((launched, graph.start[caller], work.lane[caller]))
+    launched, caller = launched[order], caller[order]
     copies = ops["name"].gather(launched).cast(pl.String).str.contains("DtoH", literal=True).to_numpy()
     moved = ops["bytes"].gather(launched).fill_null(0).to_numpy()
     first = np.flatnonzero(np.diff(copies, prepend=False) & copies)
@@ -524,9 +525,10 @@ def unnamed_saves(job: RecordingSubject) -> Bools:
     begin_s, lane = graph.start[work.op], work.lane[work.op]
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
         following = high + 1
-        if high - low + 1 < HOST_TIME.copies or moved[low : high + 1].sum() < HOST_TIME.bytes or following >= len(by):
+        count, size = high - low + 1, moved[low : high + 1].sum()
+        if count < HOST_TIME.copies or size < HOST_TIME.bytes or following >= len(caller):
             continue
-        if (work.lane[by[low : following + 1]] == work.lane[by[low]]).all():
-            since_s, until_s = graph.start[by[low]], graph.start[by[following]]
-            saves |= (lane == work.lane[by[low]]) & (begin_s > since_s) & (begin_s <= until_s)
+        if (work.lane[caller[low : following + 1]] == work.lane[caller[low]]).all():
+            since_s, until_s = graph.start[caller[low]], graph.start[caller[following]]
+            saves |= (lane == work.lane[caller[low]]) & (begin_s > since_s) & (begin_s <= until_s)
     return saves

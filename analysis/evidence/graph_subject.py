@@ -88,11 +88,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @staticmethod
     def of(
-        trace: OpTrace,
-        graph: FoldedGraph,
-        replay: GraphReplay,
-        times: GraphTimes,
-        recorded: Recorded | None = None,
+        trace: OpTrace, graph: FoldedGraph, replay: GraphReplay, times: GraphTimes, recorded: Recorded | None = None
     ) -> GraphSubject:
         """The job of an op trace. `recorded`: the recording that it was made from, if that is at hand."""
         from tracekit.analysis.gpu.recorded import Kept
@@ -120,7 +116,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
     @property
     def alone(self) -> bool:
-        """Whether its only rank is compared with nobody."""
+        """Whether it has a single rank, and so no peers."""
         return False
 
     @property
@@ -228,7 +224,7 @@ class GraphSubject(Subject, frozen=True, eq=False):
 
 
 class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
-    """A recording of GPUs. `summary`: what is known of it beside its ops; `recorded`: the recording itself, None if
+    """A recording of GPUs. `summary`: what is known of it besides its ops; `recorded`: the recording itself, None if
     only its op trace is left; `measured`: steps of the same job without a profiler, None if it has not been timed.
     """
 
@@ -488,8 +484,10 @@ def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
     members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
     unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
     late = late_rank(job) if len(unknown.step) else None
-    computes = None if late is None else next((one.ops for one in late.behind if one.part is Part.COMPUTE), None)
-    if late is None or computes is None:
+    if late is None:
+        return None
+    computes = next((part.ops for part in late.behind if part.part is Part.COMPUTE), None)
+    if computes is None:
         return None
     experts = computes & (between(graph, computes, unknown) >= 0)
     pace, index = even_where_known(job), job.ranks.index(late.rank)

@@ -130,7 +130,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         stages, steps, dp_ranks = self.taken_s.shape[1:]
         if not self.places or stages * dp_ranks < 2:
             return np.zeros((stages, steps, dp_ranks), np.bool_)
-        hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
+        hit = self.episodes.slow & self.episodes.significant(smallest)[:, None]
         hit = hit.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
         if dp_ranks == 1:
             total, usual = self.taken_s.sum(axis=0), self.usual_s.sum(axis=0)
@@ -156,7 +156,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
         taken_s = np.where(slow, self.taken_s, 0.0).sum(axis=2) / np.maximum(slow.sum(axis=1), 1)
         return np.asarray(np.minimum(self.beyond_s(slow) / safe(taken_s), 1.0))
 
-    def none_but_beyond(self, slow: Bools) -> Intervention:
+    def only_excess(self, slow: Bools) -> Intervention:
         """The job without host code, except for these workers' excess over their peers. The loss is work, and stays."""
         return self._scaled(np.where(slow, self._share_beyond(slow)[:, :, None], 0.0), _HOST_OPS - {OpKind.LOSS})
 
@@ -170,7 +170,7 @@ class HostCode(Struct, frozen=True, eq=False, dict=True):
             scale = np.where(_waits_for_data(self.job, grid, _PLACES[place]), 1.0, scale)
             if self.job.breaks is not None:  # time due to a break stays
                 all_s, code_s = (
-                    grid.gather(each) for each in (self.job.replay.durations.launch_delay, launch_delays(self.job))
+                    grid.gather(delay) for delay in (self.job.replay.durations.launch_delay, launch_delays(self.job))
                 )
                 scale = 1 - (1 - scale) * np.nan_to_num(code_s / safe(all_s))
             changes.append(ScaleDelays(grid, scale))
@@ -200,10 +200,10 @@ def _cells(job: PipelineSubject, place: str, grid: OpGrid) -> Bools:
     if place not in (_BETWEEN_STEPS, _WITHIN_STEPS):
         return np.ones((1, 1, 1, 1), np.bool_)
     starts = [block.start for block in job.replay.graph.blocks]
-    begun = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
+    first_begin = np.full((grid.shape[0], 1, *grid.shape[2:]), np.inf)
     if not forwards(job).empty:
-        np.fmin(begun, np.fmin.reduce(forwards(job).gather(starts), axis=1, keepdims=True), out=begun)
-    before = grid.gather(starts) < begun
+        np.fmin(first_begin, np.fmin.reduce(forwards(job).gather(starts), axis=1, keepdims=True), out=first_begin)
+    before = grid.gather(starts) < first_begin
     return before if place == _BETWEEN_STEPS else ~before
 
 
@@ -273,8 +273,8 @@ def data_waits_of(job: PipelineSubject) -> DataWaits:
 
 
 def late_ranks(late_s: Floats) -> Bools:
-    """The DP ranks on which data is late: the fewest with nearly all of it; all, if these could have it by chance,
-    [dp_ranks]. `late_s`: seconds, [steps, dp_ranks].
+    """The DP ranks on which data is late, [dp_ranks]: the fewest with nearly all of it; all, if chance explains which
+    have it. `late_s`: seconds, [steps, dp_ranks].
     """
     beyond_s = late_s - late_s.min(axis=1, keepdims=True)
     most_s = beyond_s.max(axis=1)
@@ -289,7 +289,7 @@ def late_ranks(late_s: Floats) -> Bools:
     chosen = np.isin(np.arange(len(count)), order[:few])
     inside = ~late[:, ~chosen].any(axis=1)[hit]
     # How many ways there are for as many ranks to be late in a step, over those among the chosen ones.
-    ways = sum(log(comb(len(count), some)) - log(comb(few, some)) for some in late.sum(axis=1)[hit][inside].tolist())
+    ways = sum(log(comb(len(count), hits)) - log(comb(few, hits)) for hits in late.sum(axis=1)[hit][inside].tolist())
     choices = log(comb(len(count), few)) + log(comb(len(inside), int(inside.sum())))
     return chosen if ways - choices > few * log(HOST_CODE.likelier) else everybody
 

@@ -116,31 +116,31 @@ def on_shared_cores(trace: Trace) -> bool:
     return QUEUED in trace.ops.columns and len(set(trace.hosts.values())) == 1
 
 
-def core_pace(beside: Floats) -> Floats:
+def core_pace(over_peers: Floats) -> Floats:
     """How slow the core of each worker is while it does each kind of work, logarithms, same shape.
 
-    `beside`: work of each kind beside that of peers, logarithms, [kinds, stages, steps, dp_ranks]; nan where it was not
+    `over_peers`: work of each kind over that of peers, logarithms, [kinds, stages, steps, dp_ranks]; nan if it was not
     recorded. A slow core slows down everything. The median of the other kinds leaves out one that is slow for a reason
     of its own. A core that is fast on average does not make its worker's share look slow: peers may have been delayed
     in the other kinds.
     """
-    others = [np.delete(beside, kind, axis=0) for kind in range(len(beside))]
-    pace = np.stack([np.nan_to_num(median(each, (0,))) for each in others])
+    others = [np.delete(over_peers, kind, axis=0) for kind in range(len(over_peers))]
+    pace = np.stack([np.nan_to_num(median(series, (0,))) for series in others])
     return np.asarray(pace - np.minimum(pace.mean(axis=2, keepdims=True), 0.0))
 
 
-def stands_out(beside: Floats, on: Bools) -> Bools:
+def stands_out(over_peers: Floats, slow: Bools) -> Bools:
     """Workers in whose work each kind is slower than the others by more than these differ, [kinds, stages, dp_ranks].
 
-    `beside`: as in `core_pace`. `on`: the steps in question, [stages, steps, dp_ranks].
+    `over_peers`: as in `core_pace`. `slow`: the steps in question, [stages, steps, dp_ranks].
     """
-    level = nan_mean(np.where(on, beside, np.nan), (2,))
+    level = nan_mean(np.where(slow, over_peers, np.nan), (2,))
     out = np.zeros(level.shape, np.bool_)
     for kind in range(len(level)):
         others = np.delete(level, kind, axis=0)
         middle = median(others, (0,))
-        apart = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
-        out[kind] = level[kind] - middle >= WAITS.kind_spreads * apart
+        scatter = MAD_TO_SIGMA * median(np.abs(others - middle), (0,))
+        out[kind] = level[kind] - middle >= WAITS.kind_spreads * scatter
     return out
 
 
@@ -206,8 +206,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
             return self.work_of((*_FORWARD, *_BACKWARD))
         shape = len(self.workers), self.waited_s.shape[1], len(self.graph.steps)
         total, seen = np.zeros(shape), np.zeros(shape, np.bool_)
-        own = self.duration_s[:, None] - self.waited_s
-        np.add.at(total, (self.worker[:, None], np.arange(shape[1])[None, :], self.step[:, None]), own)
+        own_s = self.duration_s[:, None] - self.waited_s
+        np.add.at(total, (self.worker[:, None], np.arange(shape[1])[None, :], self.step[:, None]), own_s)
         seen[self.worker, :, self.step] = True
         return np.where(seen, total, np.nan)
 
@@ -226,7 +226,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
         ranks = own.shape[2]
         # The median, not the mean: the mean includes a slow rank, so all others would look fast whenever it is slow.
         peers = np.broadcast_to(of_peers(own, 2), own.shape)
-        own, peers = (each.reshape(len(own), -1, own.shape[3]) for each in (own, peers))
+        own, peers = (array.reshape(len(own), -1, own.shape[3]) for array in (own, peers))
         return most_telling([episodes_of(view, ranks) for view in kinds_and_all(own, peers)])
 
     def work_of(self, kinds: Collection[OpKind]) -> Floats:
@@ -238,8 +238,8 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     def beyond_s(self, kinds: Collection[OpKind]) -> Floats:
         """Seconds that each rank works longer on ops of these kinds than its peers, [workers, ranks, steps]."""
-        own = self.work_of(kinds)
-        return np.asarray(own - of_peers(own, 1))
+        own_s = self.work_of(kinds)
+        return np.asarray(own_s - of_peers(own_s, 1))
 
     def late_by(self, kinds: Collection[OpKind], step_s: float, parts: int) -> Episodes:
         """When each rank is late because of ops of these kinds, one member per (worker, rank).
@@ -273,7 +273,7 @@ class Lockstep(Struct, frozen=True, eq=False, dict=True):
 
     def slow(self, smallest: float) -> Bools:
         """Which ranks compute longer than their peers by at least `smallest`, and when, [workers, ranks, steps]."""
-        hit = self.episodes.on & self.episodes.significant(smallest)[:, None]
+        hit = self.episodes.slow & self.episodes.significant(smallest)[:, None]
         return np.asarray(hit.reshape(self.computed_s.shape))
 
     def held_up_s(self, slow: Bools) -> Floats:
@@ -323,12 +323,12 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
     inside = np.isin(cell, cells)
     worker = np.minimum(np.searchsorted(cells, cell), len(cells) - 1)
     kind = ops["kind"].cat.physical().to_numpy()
-    nobody = pl.lit([0.0] * ranks)
+    no_waits = pl.lit([0.0] * ranks)
     lasted, waited = (
-        ops.select(pl.when(pl.col(name).list.len() > 1).then(name).otherwise(nobody)).to_series().list.to_array(ranks)
+        ops.select(pl.when(pl.col(name).list.len() > 1).then(name).otherwise(no_waits)).to_series().list.to_array(ranks)
         for name in (LASTED, WAITED)
     )
-    own = lasted.to_numpy() - waited.to_numpy()
+    own_s = lasted.to_numpy() - waited.to_numpy()
     timed = (ops[LASTED].list.len() > 1).fill_null(value=False).to_numpy() & inside
     recorded = np.zeros((len(cells), len(graph.steps)), np.bool_)
     recorded[worker[timed], step[timed]] = True
@@ -336,7 +336,7 @@ def _work(trace: Trace, graph: DependencyGraph, cells: Ints, ranks: int) -> dict
     for code in np.unique(kind[timed]).tolist():
         of_kind = inside & (kind == code)
         total = np.zeros((len(cells), ranks, len(graph.steps)))
-        np.add.at(total, (worker[of_kind][:, None], np.arange(ranks)[None, :], step[of_kind][:, None]), own[of_kind])
+        np.add.at(total, (worker[of_kind][:, None], np.arange(ranks)[None, :], step[of_kind][:, None]), own_s[of_kind])
         work[KINDS[code]] = np.where(recorded[:, None], np.maximum(total, 0.0), np.nan)
     return work or None
 
@@ -366,8 +366,8 @@ def _numbers(trace: Trace, workers: tuple[Worker, ...], ranks: int) -> tuple[tup
     by_rank = stated if isinstance(stated, dict) else {}
     numbers = (by_rank.get(str(stands.get(worker))) for worker in workers)
     return tuple(
-        tuple(one) if isinstance(one, list) and len(one) == ranks and all(type(rank) is int for rank in one) else None
-        for one in numbers
+        tuple(row) if isinstance(row, list) and len(row) == ranks and all(type(rank) is int for rank in row) else None
+        for row in numbers
     )
 
 
@@ -401,8 +401,8 @@ def within_computes(off_s: Floats, computes_s: Floats) -> Floats:
 
 
 def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, Floats]:
-    """Seconds that members are stopped in each step, 0 for those that others equal at times; and by which stops prolong
-    their computes, [groups, peers, steps] each.
+    """How long members are stopped in each step, 0 for those that others equal at times; and by how much that prolongs
+    their computes; seconds, [groups, peers, steps] each.
 
     `off_s`: time off the CPU, [groups, peers, steps]; `by_kind_s`: duration of computes, [kinds, groups, peers, steps];
     `step_s`: duration of a step. Seconds.
@@ -411,17 +411,17 @@ def stops_of(off_s: Floats, by_kind_s: Floats, step_s: float) -> tuple[Floats, F
     code. So a process counts as stopped only if its computes are longer than those of quiet steps.
     """
     within_s = within_computes(off_s, by_kind_s.sum(axis=0))
-    members, within, *kinds = (each.reshape(-1, off_s.shape[-1]) for each in (off_s, within_s, *by_kind_s))
+    members, within, *kinds = (array.reshape(-1, off_s.shape[-1]) for array in (off_s, within_s, *by_kind_s))
     return _stops_of_members(members, within, np.stack(kinds), step_s).reshape(off_s.shape), within_s
 
 
 def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s: float) -> Floats:
     """As `stops_of`, of [members, steps]. `stops_s`: the part of `off_s` within computes."""
-    none = np.zeros(off_s.shape)
+    zeros = np.zeros(off_s.shape)
     computes_s = by_kind_s.sum(axis=0)
     usual_share = float(lower_median((off_s / safe(computes_s)).mean(axis=1), 0))
     if usual_share > WAITS.usual_share:  # threads wait for the devices that compute
-        return none
+        return zeros
     # What keeps all members off the CPU in one step, such as a first step that loads libraries, stops none of them.
     off_s = np.maximum(off_s - of_peers(off_s, 0), 0.0)
     stops_s = np.minimum(stops_s, off_s)
@@ -430,22 +430,22 @@ def _stops_of_members(off_s: Floats, stops_s: Floats, by_kind_s: Floats, step_s:
     beyond_s = np.maximum(stops_s - usual_s, 0.0)
     # Stops hit host code, too. But a thread that waits for a file does so there alone, however long its computes are.
     off_beyond_s = np.maximum(off_s - usual_s, 0.0)
-    on = off_beyond_s > WAITS.of_longest * beyond_s.max(axis=1, keepdims=True)
-    within = on & (beyond_s >= WAITS.alike * off_beyond_s)
-    on = np.where(2 * within.sum(axis=1, keepdims=True) >= on.sum(axis=1, keepdims=True), on, within)
+    stopped = off_beyond_s > WAITS.of_longest * beyond_s.max(axis=1, keepdims=True)
+    within = stopped & (beyond_s >= WAITS.alike * off_beyond_s)
+    stopped = np.where(2 * within.sum(axis=1, keepdims=True) >= stopped.sum(axis=1, keepdims=True), stopped, within)
     costly = beyond_s.mean(axis=1) >= WAITS.stop_share * step_s
     longest_s = off_s.max(axis=1)
     costly &= longest_s > WAITS.alike * longest_s.max()  # next to longer stops of others, these are noise
-    hit: Bools = costly & within.any(axis=1) & (on.sum(axis=1) >= WAITS.fewest_stops)
+    hit: Bools = costly & within.any(axis=1) & (stopped.sum(axis=1) >= WAITS.fewest_stops)
     first_s = np.maximum(by_kind_s[0] - lower_quantile(by_kind_s[0], -1, WAITS.quiet_share)[:, None], 0.0)
     for member in np.flatnonzero(hit):
-        hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], on[member])
+        hit[member] = not _steady(off_s[member], beyond_s[member], first_s[member], stopped[member])
     if 2 * hit.sum() > hit.size:
-        return none
+        return zeros
     # Time off the CPU that a member also has in its other steps is not the stop.
-    otherwise_s = median(np.where(on, np.nan, off_s), (1,))[:, None]
+    otherwise_s = median(np.where(stopped, np.nan, off_s), (1,))[:, None]
     lasts_s = np.maximum(stops_s, off_s - np.nan_to_num(otherwise_s))
-    return np.where(on & hit[:, None], lasts_s, none)
+    return np.where(stopped & hit[:, None], lasts_s, zeros)
 
 
 def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, float]) -> Floats:
@@ -467,15 +467,15 @@ def without_stops(seconds: Floats, taking_part: Bools, stop_s: tuple[float, floa
     return factor
 
 
-def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, on: Bools) -> bool:
+def _steady(off_s: Floats, beyond_s: Floats, first_s: Floats, stopped: Bools) -> bool:
     """True if a member is off the CPU for equally long in each step of a stretch, as if its code slept, [steps] each.
 
     Stops happen at any time, so some steps have none of them and others one or several, now in one kind of compute and
-    now in another. `first_s`: by how much those of the first kind are longer than in quiet steps. `on`: the steps in
-    question.
+    now in another. `first_s`: by how much those of the first kind are longer than in quiet steps. `stopped`: the steps
+    of the stretch.
     """
-    low, middle, high = np.quantile(off_s[on], (0.1, 0.5, 0.9))
-    runs = int((np.diff(on.astype(np.int8), prepend=0) > 0).sum())
-    by_chance = on.sum() * (len(on) - on.sum() + 1) / len(on)
-    least, most = np.quantile(np.minimum(first_s[on] / safe(beyond_s[on]), 1.0), (0.1, 0.9))
+    low, middle, high = np.quantile(off_s[stopped], (0.1, 0.5, 0.9))
+    runs = int((np.diff(stopped.astype(np.int8), prepend=0) > 0).sum())
+    by_chance = stopped.sum() * (len(stopped) - stopped.sum() + 1) / len(stopped)
+    least, most = np.quantile(np.minimum(first_s[stopped] / safe(beyond_s[stopped]), 1.0), (0.1, 0.9))
     return bool(high - low < WAITS.alike * middle and runs <= max(1.0, by_chance / 2) and most - least < WAITS.alike)

@@ -66,7 +66,7 @@ def _exchange_trace(trace: Trace) -> OpTrace | None:
     )  # fmt: skip
     ops = pl.concat(
         [
-            *(one.with_columns(pl.col("compute").cast(pl.String), kind=pl.lit(_WORK)) for one in (head, work)),
+            *(table.with_columns(pl.col("compute").cast(pl.String), kind=pl.lit(_WORK)) for table in (head, work)),
             met.with_columns(kind=pl.lit(str(OpKind.ALL_TO_ALL))),
         ],
         how="diagonal_relaxed",

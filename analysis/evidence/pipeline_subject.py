@@ -109,7 +109,7 @@ class PipelineSubject(Subject, frozen=True, eq=False):
     @cached_property
     def dp_index(self) -> dict[int, int]:
         """DP rank -> its index on the last axis of the grids."""
-        return {dp_rank: at for at, dp_rank in enumerate(self.dp_ranks)}
+        return {dp_rank: index for index, dp_rank in enumerate(self.dp_ranks)}
 
     @property
     def stages(self) -> int:
@@ -401,13 +401,13 @@ def _distances(steps: Int32s, step_starts: Mapping[int, float], begins: Floats, 
     """
     following = np.diff(steps) == 1
     starts = np.array([step_starts.get(int(step), np.nan) for step in steps])
-    apart = np.diff(starts)
+    distance = np.diff(starts)
     if not step_starts:
-        gone = ends[:, :-1] - begins[:, 1:]
-        apart = np.where(np.isfinite(gone), gone, -np.inf).max(axis=(0, 2), initial=-np.inf)
+        between = ends[:, :-1] - begins[:, 1:]
+        distance = np.where(np.isfinite(between), between, -np.inf).max(axis=(0, 2), initial=-np.inf)
         first_done = np.where(np.isfinite(ends), ends, np.inf).min(axis=(0, 2))[:-1]
-        apart = np.maximum(apart, np.where(np.isfinite(first_done), first_done, -np.inf))
-    return np.asarray(np.r_[np.nan, np.where(following & np.isfinite(apart), apart, np.nan)])
+        distance = np.maximum(distance, np.where(np.isfinite(first_done), first_done, -np.inf))
+    return np.asarray(np.r_[np.nan, np.where(following & np.isfinite(distance), distance, np.nan)])
 
 
 def _contradict(begins: Floats, ends: Floats, since: Floats) -> bool:
@@ -430,8 +430,8 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
     alone does at the end of a step costs less than it lengthens the step.
     """
     since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
-    apart = np.r_[since[1:], np.nan]
-    overlap = np.maximum(replayed_s - apart, 0.0)
+    distance = np.r_[since[1:], np.nan]
+    overlap = np.maximum(replayed_s - distance, 0.0)
     if not np.isfinite(overlap).any() or np.nanmean(overlap) < STEP_EDGES.overlap_share * replayed_s.mean():
         return replay
     usual = float(median(overlap, (0,)))
@@ -551,7 +551,7 @@ def find_breaks(replay: JobReplay) -> Breaks | None:
         np.where(hit[:, None] & (delay > often), often / safe(delay), 1.0)
         for delay, often in zip(delays, usual, strict=True)
     )
-    due_s = np.max([((1 - kept) * delay).max(axis=1) for kept, delay in zip(remaining, delays, strict=True)], axis=0)
+    due_s = np.max([((1 - share) * delay).max(axis=1) for share, delay in zip(remaining, delays, strict=True)], axis=0)
     return Breaks(due_s, np.asarray(alone.any(axis=1)), grids, remaining)
 
 
@@ -578,5 +578,5 @@ def _regular(hit: Int32s, steps: Int32s) -> bool:
     """True if `hit` are all those of `steps` that are a multiple of some number of steps apart."""
     if len(hit) < 2:
         return False
-    apart = int(hit[1] - hit[0])
-    return apart > 1 and bool(np.array_equal(steps[(steps - hit[0]) % apart == 0], hit))
+    interval = int(hit[1] - hit[0])
+    return interval > 1 and bool(np.array_equal(steps[(steps - hit[0]) % interval == 0], hit))

@@ -78,7 +78,7 @@ class RlSubject(Subject, frozen=True, eq=False):
     @cached_property
     def ideal(self) -> Floats:
         """Seconds of each step without any of the losses that cost something, [steps]."""
-        return self.step_times([Without(one.loss) for one in self.account.losses if one.lost_s > 0])
+        return self.step_times([Without(row.loss) for row in self.account.losses if row.lost_s > 0])
 
     @property
     def noise(self) -> Parts:
@@ -86,7 +86,7 @@ class RlSubject(Subject, frozen=True, eq=False):
         return Parts(step_s=self.recorded_s, lost_s=lost_s, explained_s=lost_s, noise_s=0.0, error_s=0.0)
 
     def step_times(self, changes: Sequence[Any]) -> Floats:
-        without = frozenset(one.loss for one in changes if isinstance(one, Without))
+        without = frozenset(change.loss for change in changes if isinstance(change, Without))
         return self.run.step_times(without, *_as_one(changes))
 
     def saving_error_s(self, saving: Floats, changes: Sequence[Any]) -> float:
@@ -102,5 +102,5 @@ class RlSubject(Subject, frozen=True, eq=False):
 
 def _as_one(changes: Sequence[Any]) -> list[Scenario]:
     """The scenarios among some changes, as one scenario if there are any."""
-    texts = [one.text for one in changes if isinstance(one, Scenario)]
+    texts = [change.text for change in changes if isinstance(change, Scenario)]
     return [Scenario.parse(",".join(texts))] if texts else []

@@ -125,12 +125,13 @@ def needed_nats(tests: int) -> float:
 class Episodes(Struct, frozen=True, eq=False):
     """Steps in which each series is slow.
 
-    `on`: [series, steps]; `level`: mean over those steps, a logarithm; `nats`: evidence against chance; `error`: of the
-    level. All [series]. `period`, `since`, `until`: the description of the steps, 0 if it does not apply: every
-    `period`-th step, from position `since` on, before position `until`. `rises`: it grows over these steps.
+    `slow`: which steps, [series, steps]. All others are [series]: `level`: mean over those steps, a logarithm; `nats`:
+    evidence against chance; `error`: of the level. `period`, `since`, `until`: the description of the steps, 0 if it
+    does not apply: every `period`-th step, from position `since` on, before position `until`. `rises`: it grows over
+    these steps.
     """
 
-    on: Bools
+    slow: Bools
     level: Floats
     nats: Floats
     error: Floats
@@ -154,7 +155,7 @@ def most_telling(candidates: Sequence[Episodes]) -> Episodes:
     least likely view is the kind with the least noise, which shows only part of its slowness.
     """
     needed = needed_nats(len(candidates[0].nats) * len(candidates))
-    nats, level = (np.stack([getattr(one, name) for one in candidates]) for name in ("nats", "level"))
+    nats, level = (np.stack([getattr(candidate, name) for candidate in candidates]) for name in ("nats", "level"))
     unlikely = nats >= needed
     best = np.where(unlikely.any(axis=0), np.where(unlikely, level, -np.inf).argmax(axis=0), nats.argmax(axis=0))
 
@@ -165,9 +166,9 @@ def _picked(candidates: Sequence[Episodes], best: Ints) -> Episodes:
     """For each member the candidate with this number; the noise is that of the first."""
 
     def chosen(name: str) -> Any:
-        return np.stack([getattr(one, name) for one in candidates])[best, np.arange(len(best))]
+        return np.stack([getattr(candidate, name) for candidate in candidates])[best, np.arange(len(best))]
 
-    names = ("on", "level", "nats", "error", "period", "since", "until", "rises")
+    names = ("slow", "level", "nats", "error", "period", "since", "until", "rises")
     return replace(candidates[0], **{name: chosen(name) for name in names})
 
 
@@ -210,20 +211,20 @@ def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool
     longer = seen > SIGNIFICANCE.memory_errors * error or steps < SIGNIFICANCE.fewest_steps
     longest = min(seen + error, SIGNIFICANCE.longest_memory) if longer else seen
     unexplained = 1 - levels * _share_left(seen, np.maximum(steps // np.maximum(levels, 1), 1)) / np.maximum(levels, 1)
-    own = (deviation**2).mean(axis=1) / np.maximum(unexplained, SIGNIFICANCE.variance_left)
-    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
+    own_variance = (deviation**2).mean(axis=1) / np.maximum(unexplained, SIGNIFICANCE.variance_left)
+    usual = float(np.median(own_variance)) if members >= SIGNIFICANCE.fewest_members else float(own_variance.mean())
     # A member more restless than its peers has a larger error; its few steps determine that only roughly.
-    variance = np.maximum(np.maximum(usual, own), SIGNIFICANCE.sigma**2)
+    variance = np.maximum(np.maximum(usual, own_variance), SIGNIFICANCE.sigma**2)
     spread = 0.0
     if members >= SIGNIFICANCE.fewest_members and quiet.any():
-        apart = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
-        apart = min(apart, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
-        spread = math.sqrt(max(apart**2 - usual / steps, 0.0))
+        level_spread = float(usual_sigma(level[quiet.any(axis=1)][None], by_third=False)[0])
+        level_spread = min(level_spread, sigma_of_kinds(np.where(quiet.any(axis=1), level, _level(series, finite))))
+        spread = math.sqrt(max(level_spread**2 - usual / steps, 0.0))
     freedom = independent * (steps * (1 - seen**2) / (1 + seen**2) - float(levels.mean()))
     if remembers and steps >= 2 * SIGNIFICANCE.stretches:
         # Neighbours on a host or a link come and go over many steps; the memory of single steps does not predict that.
-        foretold = max(usual, SIGNIFICANCE.sigma**2) * float(_share_left(longest, steps))
-        variance = variance * max(_over_stretches(deviation, levels) / foretold, 1.0)
+        predicted = max(usual, SIGNIFICANCE.sigma**2) * float(_share_left(longest, steps))
+        variance = variance * max(_over_stretches(deviation, levels) / predicted, 1.0)
         freedom = min(freedom, independent * (SIGNIFICANCE.stretches - float(levels.mean())))
     return Noise(variance, max(freedom, 1.0), spread, longest, drift)
 
@@ -233,8 +234,8 @@ def _drift(series: Floats, deviation: Floats, independent: float) -> tuple[Float
 
     The half of the members that deviates least shows what the noise remembers: a drift looks like a long memory.
     """
-    own = (deviation**2).sum(axis=1)
-    quiet = own <= np.median(own)
+    own_squares = (deviation**2).sum(axis=1)
+    quiet = own_squares <= np.median(own_squares)
     memory = min(sum(_memory(deviation[quiet], independent * float(quiet.mean()))), SIGNIFICANCE.longest_memory)
     pooled = max(independent, 1.0) if len(series) >= SIGNIFICANCE.fewest_members else 1.0
     level, nats, parameters = _curves(series, deviation, memory, pooled)
@@ -246,8 +247,8 @@ def _over_stretches(deviation: Floats, levels: Ints) -> float:
     (members, steps), stretches = deviation.shape, SIGNIFICANCE.stretches
     length = steps // stretches
     means: Floats = deviation[:, steps - length * stretches :].reshape(members, stretches, length).mean(axis=2)
-    own: Floats = (means**2).sum(axis=1) / (stretches - levels)
-    usual = float(np.median(own)) if members >= SIGNIFICANCE.fewest_members else float(own.mean())
+    own_variance: Floats = (means**2).sum(axis=1) / (stretches - levels)
+    usual = float(np.median(own_variance)) if members >= SIGNIFICANCE.fewest_members else float(own_variance.mean())
     return float(usual * length / steps)
 
 
@@ -304,15 +305,15 @@ def _described(series: Floats, noise: Noise, least_variance: float, fewest: int)
         masks.try_periods()
         masks.try_bursts()
     masks.try_rises()
-    on, count = masks.on, np.maximum(masks.on.sum(axis=1), 1)
-    level = (values * on).sum(axis=1) / count
+    slow, count = masks.slow, np.maximum(masks.slow.sum(axis=1), 1)
+    level = (values * slow).sum(axis=1) / count
     # The noise of a long run is known from a few stretches only, which limits the evidence for any level, but not the
     # price of a description. That a member is slow at all costs nothing to describe.
-    at_all = noise.nats(values.mean(axis=1), values.shape[1])
+    throughout = noise.nats(values.mean(axis=1), values.shape[1])
     return Episodes(
-        on=on,
+        slow=slow,
         level=level,
-        nats=np.maximum(noise.nats(level, count) - masks.cost, at_all),
+        nats=np.maximum(noise.nats(level, count) - masks.cost, throughout),
         error=noise.error(count),
         period=masks.period,
         since=masks.since,
@@ -342,7 +343,7 @@ class _Masks:
     def __init__(self, values: Floats, noise: Noise, fewest: int) -> None:
         members, steps = values.shape
         self.values, self.noise, self.fewest = values, noise, fewest
-        self.on = np.ones((members, steps), np.bool_)
+        self.slow = np.ones((members, steps), np.bool_)
         self.cost = np.zeros(members)
         self.gain = self._gain(values.sum(axis=1), np.full(members, steps))
         self.period = np.zeros(members, np.int64)
@@ -359,9 +360,9 @@ class _Masks:
         """True if better by more than rounding: of two equal descriptions, the first is simpler."""
         return np.asarray(gain - cost > (self.gain - self.cost) * (1 + 1e-9))
 
-    def _take(self, gain: Floats, cost: Floats, on: Bools, **words: Ints) -> None:
-        better = self._is_better(gain, cost) & (on.sum(axis=1) >= self.fewest)
-        self.on[better], self.gain[better], self.cost[better] = on[better], gain[better], cost[better]
+    def _take(self, gain: Floats, cost: Floats, slow: Bools, **words: Ints) -> None:
+        better = self._is_better(gain, cost) & (slow.sum(axis=1) >= self.fewest)
+        self.slow[better], self.gain[better], self.cost[better] = slow[better], gain[better], cost[better]
         steps = self.values.shape[1]
         for name, default in (("period", 0), ("since", 0), ("until", steps)):
             getattr(self, name)[better] = words[name][better] if name in words else default
@@ -378,9 +379,9 @@ class _Masks:
             gains = self._gain_of_runs(total, places if first else steps - places)
             best = gains.argmax(axis=1)
             cut = places[best]
-            on = number < cut[:, None] if first else number >= cut[:, None]
+            slow = number < cut[:, None] if first else number >= cut[:, None]
             words = {"until": cut} if first else {"since": cut}
-            self._take(gains[np.arange(members), best], price, on, **words)
+            self._take(gains[np.arange(members), best], price, slow, **words)
 
     def _gain_of_runs(self, total: Floats, count: Ints) -> Floats:
         mean = np.maximum(total, 0.0) / count
@@ -400,8 +401,8 @@ class _Masks:
             count = (steps - 1 - np.arange(period)) // period + 1
             gains = self._gain(turns.sum(axis=0), count[:, None])
             for phase in np.flatnonzero(self._is_better(gains, price).any(axis=1)).tolist():
-                on = np.broadcast_to(np.arange(steps) % period == phase, self.values.shape)
-                self._take(gains[phase], price, on, period=np.full(members, period))
+                slow = np.broadcast_to(np.arange(steps) % period == phase, self.values.shape)
+                self._take(gains[phase], price, slow, period=np.full(members, period))
 
     def try_bursts(self) -> None:
         """Try all steps above half of the level of the highest ones."""
@@ -420,11 +421,11 @@ class _Masks:
             return
         highest = drift.max(axis=1, keepdims=True)
         started = (drift > SIGNIFICANCE.started_share * highest).argmax(axis=1)
-        level = (self.values * self.on).sum(axis=1) / np.maximum(self.on.sum(axis=1), 1)
-        unlike, unlike_rise = (self.values - level[:, None] * self.on) ** 2, (self.values - drift) ** 2
+        level = (self.values * self.slow).sum(axis=1) / np.maximum(self.slow.sum(axis=1), 1)
+        unlike, unlike_rise = (self.values - level[:, None] * self.slow) ** 2, (self.values - drift) ** 2
         grows = drift[:, steps // 2 :].sum(axis=1) > drift[:, : -(-steps // 2)].sum(axis=1)
         rises = grows & (highest[:, 0] > 0) & (unlike_rise.sum(axis=1) < unlike.sum(axis=1))
-        self.on[rises] = np.arange(steps) >= started[rises, None]
+        self.slow[rises] = np.arange(steps) >= started[rises, None]
         self.cost[rises], self.period[rises], self.until[rises] = 2 * math.log(steps), 0, steps
         self.since[rises], self.rises = started[rises], rises
 
@@ -499,8 +500,8 @@ def _turns(values: Floats) -> Floats:
     usual = np.where(best[:, 0] > 0, alike, 0.0)
     beyond = values - np.select(parts, [level[:, None] for level in (slower, faster, usual)])
     sigma = MAD_TO_SIGMA * np.median(np.abs(beyond), axis=1)
-    apart = np.minimum(slower - usual, usual - faster)
-    clear = apart > np.maximum(SIGNIFICANCE.spreads / np.where(best[:, 0] > 0, 1, 2) * sigma, SIGNIFICANCE.outstanding)
+    margin = np.minimum(slower - usual, usual - faster)
+    clear = margin > np.maximum(SIGNIFICANCE.spreads / np.where(best[:, 0] > 0, 1, 2) * sigma, SIGNIFICANCE.outstanding)
     fewest = np.minimum(parts[0].sum(axis=1), parts[1].sum(axis=1)) >= SIGNIFICANCE.fewest_turns
     return np.where(fewest & clear & (nats.max(axis=1) >= -math.log(SIGNIFICANCE.false_kinds)), cut[:, 0], np.nan)
 

@@ -145,9 +145,9 @@ def worker_factor(job: PipelineSubject) -> Floats:
     profile = job.factors
     if len(job.dp_ranks) == 1:
         return np.asarray(1 + stage_excess(profile).min(axis=1)[:, None])
-    both = factor_by_step(job)
-    slow = both > 1
-    factor: Floats = np.where(slow, both, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
+    factors = factor_by_step(job)
+    slow = factors > 1
+    factor: Floats = np.where(slow, factors, 0.0).sum(axis=1) / np.maximum(slow.sum(axis=1), 1)
     return np.where(slow.any(axis=1), factor, 1.0)
 
 
@@ -216,7 +216,7 @@ def slow_machines(job: PipelineSubject) -> Bools:
     if profile is None or job.stages < 2 or not profile.slow_ranks.any():
         return np.zeros(len(job.dp_ranks), np.bool_)
     hit, level = profile.slow_ranks, np.expm1(profile.ranks.level)
-    if hit.sum() > 1 and one_factor(level[hit], profile.ranks.error[hit], profile.ranks.on[hit]):
+    if hit.sum() > 1 and one_factor(level[hit], profile.ranks.error[hit], profile.ranks.slow[hit]):
         return hit
     optimizer = median(optimizer_factor(job), (1,)).min(axis=0) - 1
     # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
@@ -226,10 +226,10 @@ def slow_machines(job: PipelineSubject) -> Bools:
     return np.zeros_like(hit)
 
 
-def one_factor(excess: Floats, error: Floats, on: Bools) -> bool:
-    """True if members, [members], are slow by one factor up to chance, and in the same steps, `on` [members, steps]."""
+def one_factor(excess: Floats, error: Floats, slow: Bools) -> bool:
+    """True if members are slow by one factor, up to chance, and in the same steps. `slow`: [members, steps]."""
     alike = SLOW_WORKERS.one_factor_share * excess.max() + 2 * float(np.median(error))
-    return bool(np.ptp(excess) <= alike) and bool((on == on[0]).all())
+    return bool(np.ptp(excess) <= alike) and bool((slow == slow[0]).all())
 
 
 def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
@@ -238,8 +238,8 @@ def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
     if level is None or not machines.any():
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
-    both = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
-    return np.asarray(np.where(machines, np.where(both, usual, rank), 1.0))
+    for_both_reasons = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
+    return np.asarray(np.where(machines, np.where(for_both_reasons, usual, rank), 1.0))
 
 
 def ranks_with_more_data(job: PipelineSubject) -> Bools:
@@ -250,7 +250,7 @@ def ranks_with_more_data(job: PipelineSubject) -> Bools:
     if profile is None or job.stages < 2:
         return np.zeros(len(job.dp_ranks), np.bool_)
     # Sequences that happen to be long in a few steps are uneven sequences, not a shard with more data.
-    lasting = profile.ranks.on.mean(axis=1) >= SLOW_WORKERS.lasting_share
+    lasting = profile.ranks.slow.mean(axis=1) >= SLOW_WORKERS.lasting_share
     return np.asarray(lasting & (data_factor(job) > 1 + COMPUTES.factor).any(axis=0))
 
 
@@ -263,8 +263,8 @@ def data_factor(job: PipelineSubject) -> Floats:
 def microbatch_cost(job: PipelineSubject) -> Floats:
     """Relative cost of each microbatch on any rank, 1 = the mean one, [microbatches, steps, dp_ranks]."""
     profile = job.factors
-    more = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
-    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * more
+    data_factors = np.where(ranks_with_more_data(job), data_factor(job), 1.0)
+    cost = np.where(np.isfinite(profile.microbatch), profile.microbatch, 1.0) * data_factors
     return np.asarray(cost / cost.mean())
 
 
@@ -299,7 +299,7 @@ def waits_for_a_core(job: PipelineSubject) -> Bools:
         return np.zeros(run_queue_s(job).shape, np.bool_)
     computes_s = np.nansum(job.table.grid, axis=(0, 2, 3)).mean(axis=1)
     waits_s = run_queue_s(job) * np.minimum(computes_s / safe(busy_s(job)), 1.0)
-    beyond_s, more_s = (each - lower_median(each, axis=1)[:, None] for each in (computes_s, waits_s))
+    beyond_s, more_s = (times_s - lower_median(times_s, axis=1)[:, None] for times_s in (computes_s, waits_s))
     return np.asarray((beyond_s > 0) & (more_s >= SLOW_WORKERS.waiting_share * beyond_s))
 
 
@@ -353,14 +353,14 @@ def undecided(job: PipelineSubject) -> str | None:
         return None
     episodes = profile.workers
     looks_slow = (
-        episodes.on.all(axis=1) & (np.expm1(episodes.level) >= COMPUTES.factor) & (episodes.nats < episodes.needed)
+        episodes.slow.all(axis=1) & (np.expm1(episodes.level) >= COMPUTES.factor) & (episodes.nats < episodes.needed)
     )
     if not looks_slow.any():
         return None
     worst = int(np.where(looks_slow, episodes.level, -np.inf).argmax())
     stage, dp_index = divmod(worst, len(job.dp_ranks))
-    more = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), SLOW_WORKERS.times)
-    steps = max(math.ceil(more * episodes.on.shape[1]), SLOW_WORKERS.fewest_steps)
+    factor = min(episodes.needed / max(float(episodes.nats[worst]), SMALLEST_NATS), SLOW_WORKERS.times)
+    steps = max(math.ceil(factor * episodes.slow.shape[1]), SLOW_WORKERS.fewest_steps)
     return (
         f"worker {job.worker(stage, dp_index)} computes {np.expm1(episodes.level[worst]):.0%} slower, where noise alone"
         f" makes {np.expm1(episodes.error[worst]):.0%}: about {steps} steps would tell"
@@ -417,14 +417,14 @@ def _ranks(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
     hit, indices = slow & whole, np.flatnonzero(whole)
     neighbours = indices[-1] - indices[0] == len(indices) - 1  # as the ranks on one kind of machine are
     if _one_factor(job, hit) and (neighbours or 2 * whole.sum() >= len(whole) - 1):
-        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[one] for one in indices.tolist()))
+        yield SlowGroup(hit, dp_ranks=tuple(job.dp_ranks[index] for index in indices.tolist()))
 
 
 def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
     profile = job.factors
     error = profile.workers.error if job.stages == 1 else profile.ranks.error
-    on = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
-    return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], on)
+    slow = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(0, 2, 1)[hit]
+    return one_factor(worker_factor(job)[hit] - 1, error[hit.any(axis=0)], slow)
 
 
 def _hosts(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
@@ -481,14 +481,14 @@ def _of_workers(job: PipelineSubject, profile: ComputeProfile) -> Wander:
     other = profile.slow_worker[..., ::-1] if len(job.dp_ranks) == 2 else 1.0
     level = profile.worker_by_step / profile.slow_worker * other
     seconds = profile.base_s.sum(axis=2)[:, :, None, None]
-    both = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
-    own = np.log(safe(both))
-    own = own - nan_mean(own, (1,))[:, None]
+    all_kinds = (level * seconds).sum(axis=0) / safe(seconds.sum(axis=0))
+    log_factor = np.log(safe(all_kinds))
+    log_factor = log_factor - nan_mean(log_factor, (1,))[:, None]
     ops = 2 * job.table.shape[2] * job.table.shape[3]
     expected = MEDIAN_ERROR**2 * profile.op_scatter**2 / ops
-    seen = float(np.nanmean(own**2))
+    seen = float(np.nanmean(log_factor**2))
     shows = seen > SLOW_WORKERS.variance_ratio * expected
-    even = 1 / np.exp(np.nan_to_num(own))
+    even = 1 / np.exp(np.nan_to_num(log_factor))
     return Wander(float(np.sqrt(seen)), bool(shows), False, even[None, :, None, None])
 
 
@@ -539,8 +539,8 @@ def _card(gpu: Mapping[str, Any]) -> SampledGpu:
 def shares_card(job: Subject, workers: Iterable[Worker]) -> bool:
     """Whether one of `workers` computes on the GPU of another worker."""
     slow, cards = set(workers), cards_of(job) or {}
-    own = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
-    return any(card.uuid in own for worker, card in cards.items() if worker not in slow)
+    uuids = {cards[worker].uuid for worker in slow & cards.keys()} - {None}
+    return any(card.uuid in uuids for worker, card in cards.items() if worker not in slow)
 
 
 def clocks_of(job: PipelineSubject, workers: Iterable[Worker]) -> GpuClocks | None:
@@ -590,9 +590,9 @@ def sampled(job: PipelineSubject, workers: Sequence[Worker]) -> Sampled:
 def _own_and_peers(job: Subject, workers: Iterable[Worker]) -> tuple[list[SampledGpu], list[SampledGpu]]:
     """The GPUs of `workers`, and those of the other workers that are of the same models."""
     slow, cards = set(workers), cards_of(job) or {}
-    own = [card for worker, card in cards.items() if worker in slow]
-    models = {card.model for card in own}
-    return own, [card for worker, card in cards.items() if worker not in slow and card.model in models]
+    own_cards = [card for worker, card in cards.items() if worker in slow]
+    models = {card.model for card in own_cards}
+    return own_cards, [card for worker, card in cards.items() if worker not in slow and card.model in models]
 
 
 def _faulty(cards: Iterable[SampledGpu]) -> bool:

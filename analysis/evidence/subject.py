@@ -197,12 +197,12 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         del changes
         return saving_error_s(saving, self.replay_error * self.measured_s)
 
-    def explained(self, change: Intervention, other: Intervention, beside: Sequence[Intervention] = ()) -> float:
-        """Return the share of what `change` saves that is gone after `other`, 0 to 1; 0 if it saves nothing. Both in
-        the job without what is `beside` them.
+    def explained(self, change: Intervention, other: Intervention, after: Sequence[Intervention] = ()) -> float:
+        """Return the share of what `change` saves that is gone after `other`, 0 to 1; 0 if it saves nothing. Both come
+        after the changes in `after`.
         """
-        saved_s = float((self.step_times(beside) - self.step_times((*beside, change))).mean())
-        left_s = float((self.step_times((*beside, other)) - self.step_times((*beside, other, change))).mean())
+        saved_s = float((self.step_times(after) - self.step_times((*after, change))).mean())
+        left_s = float((self.step_times((*after, other)) - self.step_times((*after, other, change))).mean())
         return 1 - min(max(left_s / saved_s, 0.0), 1.0) if saved_s > NOTHING else 0.0
 
     @abstractmethod
@@ -239,12 +239,12 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
 
     @property
     def worth_s(self) -> float:
-        """By what causes are ordered: what a step saves without the profiler, if the job was recorded with one."""
+        """The key to order causes by: what a step saves, without the profiler if one recorded the job."""
         return self.saved_s if self.saves_step_s is None else self.saves_step_s.value
 
     @property
     def returning_share(self) -> float:
-        """The share of what it costs that returns in other steps, from which a rate follows; 1 if all of it does."""
+        """The share of its cost that recurs in other steps, from which rates follow; 1 if all of it does."""
         if self.once is None:
             return 1.0
         lost_s, others_s = sum(self.once.lost_s), self.once.others_s * self.once.of_steps

@@ -162,10 +162,10 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             for stage in (slot // 2, (slot // 2 + 1) % stages):
                 with_one = np.zeros(seconds.shape)
                 for one_begin, one_end, counts in zip(ring_begin[stage], ring_end[stage], share[stage], strict=True):
-                    both = np.minimum(end, one_end)
-                    both -= np.maximum(begin, one_begin)
-                    np.fmax(both, 0.0, out=both)
-                    with_one += both * counts[:, None]
+                    overlap = np.minimum(end, one_end)
+                    overlap -= np.maximum(begin, one_begin)
+                    np.fmax(overlap, 0.0, out=overlap)
+                    with_one += overlap * counts[:, None]
                 np.maximum(shared[slot], with_one, out=shared[slot])
             np.minimum(shared[slot], np.nan_to_num(seconds), out=shared[slot])
 
@@ -264,12 +264,12 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         for slot, dp_index in np.argwhere(slow):
             links = np.zeros(self.link_s.shape, np.bool_)
             links[slot, dp_index] = True
-            beside = self.beside(links)
-            steps = np.asarray(unexplained.transpose(1, 0, 2)[:, beside].any(axis=1))
+            sharing_cards = self.sharing_cards(links)
+            steps = np.asarray(unexplained.transpose(1, 0, 2)[:, sharing_cards].any(axis=1))
             fastest = np.nanquantile(self.seconds[slot][:, steps, dp_index], TRAFFIC.fastest_share)
             slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
-            beside[slot, dp_index] = False
-            slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), beside & slow, steps)
+            sharing_cards[slot, dp_index] = False
+            slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), sharing_cards & slow, steps)
         return slow_links
 
     def _shared(self, slow: Bools) -> Bools:
@@ -291,11 +291,11 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
         slot, lane = link
         seconds = self.seconds[slot][:, steps, lane]
-        ends_s = {of: self._end_s(of) for of in {slot, *np.argwhere(others)[:, 0].tolist()}}
+        ends_s = {other_slot: self._end_s(other_slot) for other_slot in {slot, *np.argwhere(others)[:, 0].tolist()}}
         begin, free = ends_s[slot][:, steps, lane] - seconds, np.isfinite(seconds)
-        for of, dp_index in np.argwhere(others):
-            long = self.seconds[of][:, steps, dp_index]
-            end = np.where(long > self.limit_s[of, dp_index], ends_s[of][:, steps, dp_index], np.nan)
+        for other_slot, dp_index in np.argwhere(others):
+            long = self.seconds[other_slot][:, steps, dp_index]
+            end = np.where(long > self.limit_s[other_slot, dp_index], ends_s[other_slot][:, steps, dp_index], np.nan)
             under_way = (end - long < begin[:, None] + self.usual_s[slot, lane]) & (end > begin[:, None])
             free &= ~under_way.any(axis=1)
         return int(free.sum()) >= TRAFFIC.fewest_free and bool(np.median(seconds[free]) <= self.limit_s[slot, lane])
@@ -305,8 +305,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         """The number of steps in which a link or card must be slow."""
         return fewest_of(self.seconds.shape[2])
 
-    def beside(self, links: Bools) -> Bools:
-        """Links that share a card with any of `links` [slots, dp_ranks], including these."""
+    def sharing_cards(self, links: Bools) -> Bools:
+        """Links that share a card with any of `links`, [slots, dp_ranks], including these."""
         together = links.copy()
         for side in (SENDING, RECEIVING):
             host = self.hosts_of_flows(side)
@@ -317,8 +317,8 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     def host_number(self) -> Ints:
         """A number per host, [stages, dp_ranks]; if hosts are unknown, every worker has its own."""
         job = self.job
-        cells = [(stage, at) for stage in range(job.stages) for at in range(len(job.dp_ranks))]
-        names = [job.hosts.get(job.worker(stage, at)) for stage, at in cells]
+        cells = [(stage, dp_index) for stage in range(job.stages) for dp_index in range(len(job.dp_ranks))]
+        names = [job.hosts.get(job.worker(stage, dp_index)) for stage, dp_index in cells]
         keys = [name if name is not None else cell for name, cell in zip(names, cells, strict=True)]
         numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
         return np.array([numbers[key] for key in keys], np.int64).reshape(job.stages, len(job.dp_ranks))
@@ -348,7 +348,7 @@ def traffic_of(job: PipelineSubject) -> Traffic:
 
 
 def fewest_of(steps: int) -> int:
-    """The number of steps, of so many, that are no accident."""
+    """How many of these steps rule out an accident."""
     return max(TRAFFIC.fewest_steps, round(TRAFFIC.step_share * steps))
 
 
@@ -470,7 +470,7 @@ def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
 
 def _card(traffic: Traffic, host: int, side: str, flows: Bools, steps: Bools, ring_factor: float) -> SlowCard:
     members = np.argwhere(traffic.host_number == host)
-    workers = tuple(sorted(traffic.job.worker(stage, at) for stage, at in members))
+    workers = tuple(sorted(traffic.job.worker(stage, dp_index) for stage, dp_index in members))
     factor = np.where(steps, traffic.factor.transpose(1, 0, 2)[:, flows].mean(axis=1), 1.0)
     seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
     fastest = 1.0

@@ -195,8 +195,8 @@ def between(graph: OpGraph, wanted: Bools, exchanges: Exchanges) -> Ints:
     fed, feeds = np.zeros(len(wanted), np.bool_), np.zeros(len(wanted), np.bool_)
     member[exchanges.dispatch] = member[exchanges.combine] = np.arange(len(exchanges.pair))
     fed[exchanges.dispatch] = feeds[exchanges.combine] = True
-    near = (member[graph.before] == member[graph.after]) & (member[graph.before] >= 0)
-    before, after = graph.before[near], graph.after[near]
+    same_member = (member[graph.before] == member[graph.after]) & (member[graph.before] >= 0)
+    before, after = graph.before[same_member], graph.after[same_member]
     fed, feeds = _spread(fed, before, after), _spread(feeds, after, before)
     return np.where(wanted & fed & feeds, member, -1)
 
@@ -226,10 +226,11 @@ class FittedLine(Struct, frozen=True):
         half of the tokens to the larger one.
         """
         order, half = np.argsort(tokens, kind="stable"), len(tokens) // 2
-        more = tokens[order[len(order) - half :]] - tokens[order[:half]]
+        difference = tokens[order[len(order) - half :]] - tokens[order[:half]]
         longer = seconds[order[len(order) - half :]] - seconds[order[:half]]
-        apart = more > _HARDLY * float(tokens.mean())
-        slope, line = float(np.median(longer[apart] / more[apart])) if apart.any() else 0.0, cls._of(tokens, seconds)
+        differs = difference > _HARDLY * float(tokens.mean())
+        slope = float(np.median(longer[differs] / difference[differs])) if differs.any() else 0.0
+        line = cls._of(tokens, seconds)
         for _ in range(_PASSES):
             residual = seconds - slope * tokens
             residual = np.abs(residual - np.median(residual))
@@ -346,13 +347,13 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         if not self.known:
             return {}
         fits, backward = {}, self.exchanges.backward[self.exchanges.pair]
-        for name, which in zip(_EXPERTS, (~backward, backward), strict=True):
-            if which.any():
-                fits[name] = FittedLine.fitted(self.tokens[which], self.expert_s[which])
+        for name, mask in zip(_EXPERTS, (~backward, backward), strict=True):
+            if mask.any():
+                fits[name] = FittedLine.fitted(self.tokens[mask], self.expert_s[mask])
         most = self.most(self.tokens)
         for name, rows in self._transfers:
             spent = np.split(self._pace.cost[rows], self.exchanges.begin[1:])
-            line = FittedLine.fitted(most, np.array([np.median(each) for each in spent]))
+            line = FittedLine.fitted(most, np.array([np.median(times_s) for times_s in spent]))
             steepest = max(line.slope + line.base_s / (float(most.mean()) or 1.0), 0.0)  # no time without rows
             fits[name] = structs.replace(line, slope=min(max(line.slope, 0.0), steepest))
         return fits

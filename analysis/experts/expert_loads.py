@@ -130,8 +130,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         pairs, (columns, column) = self.job.exchanges, self._columns
         tokens = np.zeros((len(self.steps), int(pairs.layer.max(initial=-1)) + 1, columns.shape[1]))
         first = np.flatnonzero(pairs.first[pairs.pair])
-        of = pairs.pair[first]
-        cell = np.searchsorted(self.steps, pairs.step[of]), pairs.layer[of], column[first]
+        pair = pairs.pair[first]
+        cell = np.searchsorted(self.steps, pairs.step[pair]), pairs.layer[pair], column[first]
         np.add.at(tokens, cell, self.job.tokens[first])
         return tokens
 
@@ -139,7 +139,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     def _ratio(self) -> Floats:
         """The tokens of the heaviest rank of a group over the mean, the mean of all groups, [steps, layers]."""
         group = self._columns[0][1]
-        return np.asarray(np.mean([_over_mean(self.by_rank[..., group == one]) for one in np.unique(group)], axis=0))
+        by_group = [_over_mean(self.by_rank[..., group == number]) for number in np.unique(group)]
+        return np.asarray(np.mean(by_group, axis=0))
 
     @cached_property
     def by_expert(self) -> Floats | None:
@@ -236,7 +237,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def excess(self) -> float:
         """The load of the heaviest rank over the mean, less 1, the mean of all layers and steps; nan if unknown."""
-        ratios = [one.max_over_mean for one in self.layers()]
+        ratios = [row.max_over_mean for row in self.layers()]
         return float(np.mean(ratios)) - 1 if ratios else float("nan")
 
     @cached_property
@@ -273,8 +274,8 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
                 np.where(np.arange(tokens.shape[2]) == first[..., None], tokens.mean(axis=2, keepdims=True), np.inf),
             )
             # Of what the log states: it may state equal loads, of which the recording has more, as padding.
-            gone = _over_mean(self._stated(tokens)) - _over_mean(self._stated(capped))
-            if excess.sum() > 0 and gone.sum() / excess.sum() >= EXPERT_LOADS.expert_share:
+            removed = _over_mean(self._stated(tokens)) - _over_mean(self._stated(capped))
+            if excess.sum() > 0 and removed.sum() / excess.sum() >= EXPERT_LOADS.expert_share:
                 same = (first == first[0]).all(axis=0)
                 cause = "hot-expert" if same.mean() >= 0.5 else "rotating"
                 if cause == "hot-expert":
@@ -301,12 +302,13 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
             else:
                 try:
                     placement = [
-                        balanced_placement(each, self._width, int(plan.number)) for each in tokens.mean(axis=0)
+                        balanced_placement(tokens_of_layer, self._width, int(plan.number))
+                        for tokens_of_layer in tokens.mean(axis=0)
                     ]
                 except SelectionError as error:
                     return structs.replace(outcome, unknown=str(error))
                 outcome = structs.replace(outcome, placement=placement)
-                moved = [loads_of_ranks(tokens[:, layer], each, self._width) for layer, each in enumerate(placement)]
+                moved = [loads_of_ranks(tokens[:, layer], held, self._width) for layer, held in enumerate(placement)]
                 loads = self._changed(np.stack(moved, axis=1))
         if not self.job.runs:
             return structs.replace(outcome, unknown="no op shows how long the experts took")

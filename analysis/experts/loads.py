@@ -74,7 +74,7 @@ class Loads(Struct, frozen=True, eq=False):
             by_layer[row.step, row.layer] = row.tokens_per_expert
         if not by_layer:
             raise FormatError(f"{path}: no loads; expected a line per step and layer")
-        steps, layers = (sorted({key[at] for key in by_layer}) for at in (0, 1))
+        steps, layers = (sorted({key[part] for key in by_layer}) for part in (0, 1))
         missing = next(
             (key for key in ((step, layer) for step in steps for layer in layers) if key not in by_layer), None
         )
@@ -145,7 +145,7 @@ def balanced_placement(tokens: Floats, ranks: int, slots: int, nodes: int = 1, g
         counts = _replicas(tokens[on_node], slots // nodes)
         expert = np.repeat(np.arange(len(on_node)), counts)
         rank = _packed((tokens[on_node] / counts)[expert], width)
-        placement += [[int(on_node[one]), node * width + int(at)] for one, at in zip(expert, rank, strict=True)]
+        placement += [[int(on_node[local]), node * width + int(slot)] for local, slot in zip(expert, rank, strict=True)]
     return sorted(placement)
 
 

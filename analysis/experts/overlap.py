@@ -13,14 +13,7 @@ import polars as pl
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.gpu.times import both, grid_blocks, length, union
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.report.questions import (
-    Overlap,
-    OverlapOfCollective,
-    OverlapOfRank,
-    PhaseOps,
-    PhasePair,
-    WaitBasis,
-)
+from tracekit.report.questions import Overlap, OverlapOfCollective, OverlapOfRank, PhaseOps, PhasePair, WaitBasis
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.op import GpuRecording
 
@@ -44,7 +37,7 @@ def find_overlap(recorded: Recorded) -> Overlap:
     by_rank = {rank: ops.filter(rank=rank) for rank in recording.ranks}
     phases = ops.drop_nulls("phase").group_by("phase").agg(ops=pl.len(), seconds=pl.col("duration").sum())
     return Overlap(
-        ranks=[_of_rank(rank, mine, basis, _tax_s(recording, mine)) for rank, mine in by_rank.items()],
+        ranks=[_of_rank(rank, ops, basis, _tax_s(recording, ops)) for rank, ops in by_rank.items()],
         collectives=list(_collectives(by_rank)),
         phases=[PhaseOps(*row) for row in phases.sort("seconds", "phase", descending=[True, False]).iter_rows()],
         pairs=_pairs(by_rank),
@@ -113,11 +106,11 @@ def _collectives(by_rank: dict[int, pl.DataFrame]) -> Iterator[OverlapOfCollecti
     exposed: dict[str, float] = {}
     for ops in by_rank.values():
         compute = union(ops.filter("computes"))
-        for (name,), own in ops.filter("communicates").group_by("short"):
-            alone = union(own)
+        for (name,), ops_of_name in ops.filter("communicates").group_by("short"):
+            alone = union(ops_of_name)
             exposed[str(name)] = exposed.get(str(name), 0.0) + length(alone) - both(alone, compute)
-    every = pl.concat(by_rank.values()).filter("communicates").group_by("short")
-    rows = every.agg(pl.len(), pl.col("duration").sum(), pl.col("wait").sum())
+    by_name = pl.concat(by_rank.values()).filter("communicates").group_by("short")
+    rows = by_name.agg(pl.len(), pl.col("duration").sum(), pl.col("wait").sum())
     for name, ops, seconds, waited in rows.sort("duration", "short", descending=[True, False]).iter_rows():
         yield OverlapOfCollective(name, ops, seconds, exposed[name], waited)
 
@@ -127,7 +120,7 @@ def _pairs(by_rank: dict[int, pl.DataFrame]) -> list[PhasePair]:
     overlap_s: dict[tuple[str, str], float] = {}
     for ops in by_rank.values():
         hidden, hiding = (
-            {str(phase): union(some) for (phase,), some in ops.filter(kind).drop_nulls("phase").group_by("phase")}
+            {str(phase): union(rows) for (phase,), rows in ops.filter(kind).drop_nulls("phase").group_by("phase")}
             for kind in ("communicates", "computes")
         )
         for under, communication in hidden.items():

@@ -67,9 +67,9 @@ def comparable_part(recording: GpuRecording) -> Comparable:
     """
     unfit, lacking = _incomplete(recording), _without_launches(recording)
     if lacking and len(linked := [rank for rank in recording.ranks if rank not in lacking]) == 1:
-        return _matched(_of_ranks(recording, linked), {**recording.left_out, **unfit})
+        return _matched(_restricted_to_ranks(recording, linked), {**recording.left_out, **unfit})
     while len(ranks := [rank for rank in recording.ranks if rank not in unfit]) > 1:
-        candidate = _matched(_of_ranks(recording, ranks), {**recording.left_out, **unfit})
+        candidate = _matched(_restricted_to_ranks(recording, ranks), {**recording.left_out, **unfit})
         steps = _whole_steps(candidate.recording)
         recorded, common = set.union(*steps.values()), set.intersection(*steps.values())
         short = [rank for rank in ranks if steps[rank] != recorded or rank in recording.cut]
@@ -79,7 +79,7 @@ def comparable_part(recording: GpuRecording) -> Comparable:
             doubt = f"the file of {ranks_text(short)} is cut off, and no steps are marked to compare"
             return replace(candidate, doubts=(doubt,))
         if common:
-            return _of_steps(candidate, common, short)
+            return _restricted_to_steps(candidate, common, short)
         rank = min(steps, key=lambda rank: (len(steps[rank]), rank not in recording.cut))
         unfit[rank] = "it has no step as a whole that the other ranks recorded"
     doubts = [f"rank {rank} cannot be compared: {why}" for rank, why in unfit.items()]
@@ -90,7 +90,7 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
     """Why ranks cannot be compared: what others recorded is missing or damaged."""
     overlapping, unlinked = ranks_with_overlaps(recording), _beyond_peers(recording, recording.unlinked)
     # Of a file that is cut off, the steps before the cut are whole.
-    lost = {rank: one.share for rank, one in recording.lost.items() if rank not in recording.cut}
+    lost = {rank: lost_events.share for rank, lost_events in recording.lost.items() if rank not in recording.cut}
     reasons = {rank: lost_in_words(recording.lost[rank]) for rank, _ in _beyond_peers(recording, lost)}
     reasons |= {rank: f"{share:.0%} of its GPU ops overlap the next one of their stream" for rank, share in overlapping}
     reasons |= {
@@ -131,7 +131,7 @@ def lost_in_words(lost: LostOps) -> str:
 
 
 def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
-    """The ranks of whose GPU ops more last beyond the start of the next one of their stream, and what share of them."""
+    """Ranks with unusually many GPU ops that outlast the start of the next one of their stream, and their share."""
     ops = recording.gpu_ops
     stream = numbered(ops["rank"], ops["device"], ops["stream"])
     order = np.argsort(stream, kind="stable")
@@ -146,7 +146,7 @@ def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[
     """The ranks whose share exceeds what is usual on the others."""
     beyond = []
     for rank, share in shares.items():
-        others = [shares.get(one, 0.0) for one in recording.ranks if one != rank]
+        others = [shares.get(other, 0.0) for other in recording.ranks if other != rank]
         if others and share > float(np.median(others)) + LARGEST_MISSING_SHARE:
             beyond.append((rank, share))
     return beyond
@@ -160,7 +160,7 @@ def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Itera
 
 
 def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
-    """Why not all matches can be right: some are missing between others, or ended before others of theirs began."""
+    """Why not all matches can be right: some are missing between others, or ended before other members began."""
     groups = [group for group in matches.groups if group.matched and not group.transfers]
     ended = matches.end - clocks.of(matches.rank) < matches.begun(clocks)[1] - NOISE_S
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
@@ -188,13 +188,13 @@ def _whole_steps(recording: GpuRecording) -> dict[int, set[int]]:
     return whole
 
 
-def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
+def _restricted_to_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
     """The recording of some ranks."""
     if len(ranks) == len(recording.ranks):
         return recording
     masks = [table["rank"].is_in(list(ranks)) for table in (recording.gpu_ops, recording.calls)]
     return replace(
-        _kept(recording, *masks),
+        _restricted(recording, *masks),
         step_spans=recording.step_spans.filter(pl.col("rank").is_in(list(ranks))),
         host=recording.host.filter(pl.col("rank").is_in(list(ranks))),
         hosts={rank: host for rank, host in recording.hosts.items() if rank in ranks},
@@ -203,7 +203,7 @@ def _of_ranks(recording: GpuRecording, ranks: Collection[int]) -> GpuRecording:
     )
 
 
-def _kept(recording: GpuRecording, ops: pl.Series, calls: pl.Series) -> GpuRecording:
+def _restricted(recording: GpuRecording, ops: pl.Series, calls: pl.Series) -> GpuRecording:
     """The recording with some of its GPU ops and calls."""
     row = pl.Series(np.append(np.where(calls, np.cumsum(calls) - 1, -1), -1))
     launch = row.gather(recording.gpu_ops["launch"].fill_null(recording.calls.height))
@@ -214,7 +214,7 @@ def _kept(recording: GpuRecording, ops: pl.Series, calls: pl.Series) -> GpuRecor
     )
 
 
-def _of_steps(comparable: Comparable, steps: Collection[int], short: Collection[int]) -> Comparable:
+def _restricted_to_steps(comparable: Comparable, steps: Collection[int], short: Collection[int]) -> Comparable:
     """What was launched from the first of these steps to the last, on each rank by its own marks.
 
     `short`: the ranks that did not record the other steps.
@@ -242,7 +242,8 @@ def _of_steps(comparable: Comparable, steps: Collection[int], short: Collection[
     ).join(limits, on="rank", how="left", maintain_order="left")
     earlier = pl.col("launch").is_null() & pl.col("begin").is_infinite()
     last = pl.col("start").filter("kept").max().over("rank")
-    part = _kept(recording, ops.select(pl.col("kept") | (earlier & (pl.col("start") <= last))).to_series(), called)
+    in_steps = ops.select(pl.col("kept") | (earlier & (pl.col("start") <= last))).to_series()
+    part = _restricted(recording, in_steps, called)
     spans, host = (table.filter(inside(table)) for table in (recording.step_spans, recording.host))
     note = f"compared over {ranks_text(steps, name='step')}: {ranks_text(short)} did not record the others as a whole"
     marked = spans.group_by("step").len().filter(pl.col("len") >= len(recording.ranks)).height
@@ -455,7 +456,7 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> UnexplainedTime:
     delay = graph.of_ops(durations.launch_delay)
     kind = ops.labels["kind"]
     communicates = kind.where({str(KernelClass.COMMUNICATION)})
-    computes = ~communicates & kind.where({str(one) for one in KernelClass})
+    computes = ~communicates & kind.where({str(kernel_class) for kernel_class in KernelClass})
     end = ops.start + ops.duration
     return UnexplainedTime(
         communication_gap_s=_percentile(delay[communicates]),

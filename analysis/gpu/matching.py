@@ -139,18 +139,18 @@ def _of_group(
     if not transfer.any():
         return
     transfers = _with_global_ends(kernels.filter(transfer), group).with_columns(collective=pl.lit(_TRANSFER))
-    for (source, destination), both in transfers.group_by(["from", "to"], maintain_order=True):
+    for (source, destination), of_pair in transfers.group_by(["from", "to"], maintain_order=True):
         pair = (int(source), int(destination))
-        sides = [both.filter(rank=pair[0], sends=True), both.filter(rank=pair[1], sends=False)]
-        yield _matched(f"{group.name}: {pair[0]} to {pair[1]}", pair, sides, both)
+        sides = [of_pair.filter(rank=pair[0], sends=True), of_pair.filter(rank=pair[1], sends=False)]
+        yield _matched(f"{group.name}: {pair[0]} to {pair[1]}", pair, sides, of_pair)
 
 
 def _with_global_ends(transfers: pl.DataFrame, group: ProcessGroup) -> pl.DataFrame:
     """`from` and `to` of each transfer. Older versions give ranks within the group instead of ranks of the job."""
     sends = transfers["collective"].str.contains("(?i)send")
-    own = pl.when(sends).then("source").otherwise("destination")
+    own_end = pl.when(sends).then("source").otherwise("destination")
     other = pl.when(sends).then("destination").otherwise("source")
-    local = transfers.filter(own.is_not_null() & (own != pl.col("rank"))).height > 0
+    local = transfers.filter(own_end.is_not_null() & (own_end != pl.col("rank"))).height > 0
     numbers = dict(enumerate(group.ranks))
     peer = other.replace_strict(numbers, default=None, return_dtype=pl.Int32) if local else other
     return transfers.with_columns(sends=sends, peer=peer.fill_null(-1)).with_columns(
@@ -160,31 +160,32 @@ def _with_global_ends(transfers: pl.DataFrame, group: ProcessGroup) -> pl.DataFr
 
 
 def _matched(
-    name: str, ranks: tuple[int, ...], kernels: Sequence[pl.DataFrame], every: pl.DataFrame
+    name: str, ranks: tuple[int, ...], kernels: Sequence[pl.DataFrame], all_kernels: pl.DataFrame
 ) -> tuple[Ints, GroupMatches]:
     """Which rows belong together, [instances, ranks]. `kernels`: of each rank, by start."""
-    kernels = [one.sort("start") for one in kernels]
+    kernels = [of_rank.sort("start") for of_rank in kernels]
     if len(ranks) < 2:
         rows, shifts = np.empty((0, len(ranks)), np.int64), [0] * len(ranks)
     else:
-        rows, shifts = _by_identifier(kernels, every) or _by_alignment(kernels)
+        rows, shifts = _by_identifier(kernels, all_kernels) or _by_alignment(kernels)
     unmatched = {
-        rank: one.height - len(rows) for rank, one in zip(ranks, kernels, strict=True) if one.height > len(rows)
+        rank: own.height - len(rows) for rank, own in zip(ranks, kernels, strict=True) if own.height > len(rows)
     }
     by_rank = dict(zip(ranks, shifts, strict=True))
-    places = [np.flatnonzero(np.isin(one["row"].to_numpy(), rows[:, number])) for number, one in enumerate(kernels)]
+    places = [np.flatnonzero(np.isin(own["row"].to_numpy(), rows[:, number])) for number, own in enumerate(kernels)]
     inside = sum(int(np.ptp(place)) + 1 - len(place) for place in places if len(place))
-    return rows, GroupMatches(name, ranks, len(rows), unmatched, by_rank, inside, every["collective"][0] == _TRANSFER)
+    is_transfer = all_kernels["collective"][0] == _TRANSFER
+    return rows, GroupMatches(name, ranks, len(rows), unmatched, by_rank, inside, is_transfer)
 
 
-def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tuple[Ints, list[int]] | None:
+def _by_identifier(kernels: Sequence[pl.DataFrame], all_kernels: pl.DataFrame) -> tuple[Ints, list[int]] | None:
     """Kernels with the same identifier on all ranks; None if no identifier is unique to an instance.
 
     A collective can consist of several kernels, which are numbered. Kernels at the beginning of a recording, whose
     calls came before it, have no identifier: if all others are shifted by the same distance, these are matched by
     position.
     """
-    key = _identifier(kernels, every)
+    key = _identifier(kernels, all_kernels)
     if key is None:
         return None
     joined: pl.DataFrame | None = None
@@ -205,18 +206,18 @@ def _by_identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> tupl
     return joined.select(pl.col("^row.*$")).to_numpy(), [0] * len(kernels)
 
 
-def _identifier(kernels: Sequence[pl.DataFrame], every: pl.DataFrame) -> str | None:
+def _identifier(kernels: Sequence[pl.DataFrame], all_kernels: pl.DataFrame) -> str | None:
     """The column that identifies instances: every rank has it, with its own value for most kernels.
 
     Transfers have none that both sides share.
     """
-    if (every["collective"] == _TRANSFER).any():
+    if (all_kernels["collective"] == _TRANSFER).any():
         return None
     return next(
         (
             key
             for key in ("comms_id", "sequence")
-            if all(0 < one[key].drop_nulls().len() <= 2 * one[key].drop_nulls().n_unique() for one in kernels)
+            if all(0 < own[key].drop_nulls().len() <= 2 * own[key].drop_nulls().n_unique() for own in kernels)
         ),
         None,
     )
@@ -226,7 +227,7 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
     """Each rank shifted against the one with most kernels; kernels alike on all ranks are an instance."""
     reference = max(range(len(kernels)), key=lambda number: kernels[number].height)
     kinds = _kinds(kernels)
-    times = [one.select("start", "end").to_numpy() for one in kernels]
+    times = [of_rank.select("start", "end").to_numpy() for of_rank in kernels]
     shifts = [
         0 if number == reference else _best_shift(kinds[number], kinds[reference], times[number], times[reference])
         for number in range(len(kernels))
@@ -236,7 +237,7 @@ def _by_alignment(kernels: Sequence[pl.DataFrame]) -> tuple[Ints, list[int]]:
 
 def _kinds(kernels: Sequence[pl.DataFrame]) -> list[Ints]:
     """A number for each kernel of each rank, equal for kernels that look alike."""
-    table = pl.concat([one.with_columns(side=pl.lit(number)) for number, one in enumerate(kernels)])
+    table = pl.concat([of_rank.with_columns(side=pl.lit(number)) for number, of_rank in enumerate(kernels)])
     # Use only what the kernel states itself: other ranks may not have recorded what its launch states.
     says = pl.col("stated")
     alike = table.select(
@@ -273,7 +274,7 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
         return 0
     shifts = np.arange(-len(kind) + 1, len(reference))
     equal = sum(
-        (_pairs_by_shift(kind == one, reference == one) for one in np.intersect1d(kind, reference).tolist()),
+        (_pairs_by_shift(kind == value, reference == value) for value in np.intersect1d(kind, reference).tolist()),
         np.zeros(len(shifts), np.int64),
     )
     pairs = np.minimum.reduce(
@@ -288,7 +289,7 @@ def _best_shift(kind: Ints, reference: Ints, times: Floats, reference_times: Flo
 
     def best(candidates: Ints) -> int:
         numbers: list[int] = candidates.tolist()
-        return min(numbers, key=lambda number: _apart(int(shifts[number]), times, reference_times))
+        return min(numbers, key=lambda number: _median_distance_s(int(shifts[number]), times, reference_times))
 
     most = best(np.flatnonzero(equal == equal.max()))
     together = best(np.flatnonzero(overlapping == overlapping.max()))
@@ -310,13 +311,13 @@ def _overlaps_by_shift(kind: Ints, reference: Ints, times: Floats, reference_tim
     first = np.searchsorted(np.maximum.accumulate(reference_times[:, 1]), times[:, 0], side="left")
     behind = np.searchsorted(reference_times[:, 0], times[:, 1], side="right")
     count = np.maximum(behind - first, 0)
-    own = np.repeat(np.arange(len(kind)), count)
-    theirs = np.arange(len(own)) - np.repeat(np.cumsum(count) - count - first, count)
-    meet = (kind[own] == reference[theirs]) & (reference_times[theirs, 1] >= times[own, 0])
-    return np.bincount(theirs[meet] - own[meet] + len(kind) - 1, minlength=len(kind) + len(reference) - 1)
+    own_row = np.repeat(np.arange(len(kind)), count)
+    theirs = np.arange(len(own_row)) - np.repeat(np.cumsum(count) - count - first, count)
+    meet = (kind[own_row] == reference[theirs]) & (reference_times[theirs, 1] >= times[own_row, 0])
+    return np.bincount(theirs[meet] - own_row[meet] + len(kind) - 1, minlength=len(kind) + len(reference) - 1)
 
 
-def _apart(shift: int, times: Floats, reference_times: Floats) -> float:
+def _median_distance_s(shift: int, times: Floats, reference_times: Floats) -> float:
     """The median difference between the ends of the pairs that a shift makes, seconds."""
     overlap = slice(max(0, -shift), min(len(times), len(reference_times) - shift))
     return float(

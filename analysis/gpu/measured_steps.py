@@ -89,9 +89,9 @@ class MeasuredSteps(Struct, frozen=True):
 
     def check(self, name: str, ranks: int | None, gpu: str | None) -> None:
         """Raise SelectionError if the recording `name` is of another job, by ranks or model; None if unknown."""
-        for what, measured, recorded in (("ranks", self.ranks, ranks), ("GPU", self.gpu, gpu)):
+        for noun, measured, recorded in (("ranks", self.ranks, ranks), ("GPU", self.gpu, gpu)):
             if None not in (measured, recorded) and measured != recorded:
-                raise self._of_another_job(name, f"{what}: {measured} and {recorded}")
+                raise self._of_another_job(name, f"{noun}: {measured} and {recorded}")
 
     def factor(self, name: str, step_s: Callable[[float], float]) -> float:
         """Return how many times recording costs what the recording `name` shows of it, so that the replayed step is as
@@ -158,7 +158,7 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
         if not len(numbers):
             return cls(np.zeros(len(start), np.int64), (0,), waited)
         # What a GPU still does from before the first step begins while the host is in that step.
-        marked_s = [np.where(of & ~unmarked, start, np.inf).min() for of in (~on_gpu, on_gpu)]
+        marked_s = [np.where(mask & ~unmarked, start, np.inf).min() for mask in (~on_gpu, on_gpu)]
         early = start < np.where(on_gpu, marked_s[1], marked_s[0])
         step = np.where(unmarked, np.where(early, -1, len(numbers)), step)
         return cls(step, tuple(numbers.tolist()), waited)
@@ -178,7 +178,7 @@ class StepsOfRecording(Struct, frozen=True, eq=False):
         """How long each step takes after these changes, seconds, [steps]."""
         overlay, graph = changed(replay, changes), cast("FoldedGraph", replay.graph)
         timelines = overlay.timelines()
-        start, end = (graph.of_ops(each) for each in ([one.start for one in timelines], [one.end for one in timelines]))
+        start, end = (graph.of_ops([getattr(line, name) for line in timelines]) for name in ("start", "end"))
         lengths_s = self.lengths_s(start, end)
         # Time in which no rank does anything, as far as it is not the profiler's.
         profiler_s = max(float(replay.recorded_step_times().sum()) - end.max(), 0.0)
@@ -225,14 +225,14 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
         for factor in factors:
-            gone = np.minimum(factor * recording_s, _MOST * cost)
-            remaining = 1 - np.divide(gone, cost, out=np.zeros_like(cost), where=cost > 0)
+            recording_cost = np.minimum(factor * recording_s, _MOST * cost)
+            remaining = 1 - np.divide(recording_cost, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             queued = QueuedAhead(launches.arrives_s - faster, launches.launched_by)
             overlay = changed(replay, (*after, LessRecording(remaining, delay - faster), queued))
             in_queue = np.minimum(delay, launches.in_queue_s)
             changes.append(LessRecording(remaining, np.maximum(overlay.delay_of_ops(), in_queue)))
-        steps_s = tuple(steps.replayed_s(replay, (*after, one)) for one in changes)
+        steps_s = tuple(steps.replayed_s(replay, (*after, change)) for change in changes)
         return cls(replay, steps, tuple(changes), steps_s)
 
     @property
@@ -257,25 +257,26 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         now = (
             self.steps_s
             if after is None
-            else tuple(self.steps.replayed_s(self.replay, (after, one)) for one in self.changes)
+            else tuple(self.steps.replayed_s(self.replay, (after, change)) for change in self.changes)
         )
-        changed_s = [self.steps.replayed_s(self.replay, (*given, *changes, one)) for one in self.changes]
+        changed_s = [self.steps.replayed_s(self.replay, (*given, *changes, change)) for change in self.changes]
         saved = [before - then for before, then in zip(now, changed_s, strict=True)]
         if 2 * np.count_nonzero(saved[0] > _ROUNDING_S) < self.steps.count:
-            saved = [np.full(1, one.mean()) for one in saved]
-        less = typical(saved)
-        value = less.value if less.value > _ROUNDING_S else 0.0
-        return Estimate(value, 0.0 if bound else max(less.low, 0.0), max(less.high, 0.0))
+            saved = [np.full(1, of_steps.mean()) for of_steps in saved]
+        saving = typical(saved)
+        value = saving.value if saving.value > _ROUNDING_S else 0.0
+        return Estimate(value, 0.0 if bound else max(saving.low, 0.0), max(saving.high, 0.0))
 
 
-def typical(each: Sequence[Floats]) -> Estimate:
-    """The median of the steps, with the interval of what recording cost and that of so few steps, [likely, more, less];
-    the first alone has only the second interval.
+def typical(steps_s: Sequence[Floats]) -> Estimate:
+    """The median step. Its interval covers the cost of recording and the small number of steps. `steps_s`: steps at the
+    likely cost of recording, and at the highest and the lowest; with one entry, the interval covers only the number of
+    steps.
 
     The second is 90 % of a normal distribution as wide as the steps, by their median absolute deviation.
     """
-    medians = [float(np.median(one)) for one in each]
+    medians = [float(np.median(times_s)) for times_s in steps_s]
     value = medians[0]
-    wide = _WIDE * float(np.median(np.abs(each[0] - value))) / len(each[0]) ** 0.5
+    half_width = _WIDE * float(np.median(np.abs(steps_s[0] - value))) / len(steps_s[0]) ** 0.5
     low, high = min(medians), max(medians)
-    return Estimate(value, value - hypot(value - low, wide), value + hypot(high - value, wide))
+    return Estimate(value, value - hypot(value - low, half_width), value + hypot(high - value, half_width))

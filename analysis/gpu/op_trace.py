@@ -135,7 +135,7 @@ def gpu_op_trace(recording: GpuRecording, matches: Matches, clocks: ClockOffsets
         ops = ops.with_columns(host=hosts[np.searchsorted(recording.ranks, ops["rank"].to_numpy())])
     rank = ops["rank"].to_numpy()
     for label, of_rank in recording.coordinates.items():
-        places = np.array([of_rank[one] for one in recording.ranks], np.int32)
+        places = np.array([of_rank[rank_number] for rank_number in recording.ranks], np.int32)
         ops = ops.with_columns(pl.Series(label, places[np.searchsorted(recording.ranks, rank)]))
     columns = [name for name in COLUMNS if name in ops.columns and ops[name].null_count() < ops.height]
     trace = OpTrace(ops.select(*columns, *recording.coordinates), recording.name, recording.axes, rules=("kineto",))
@@ -158,7 +158,8 @@ def _aligned(
 
     def corrected(frame: pl.DataFrame, extra: dict[int, float]) -> pl.DataFrame:
         late = pl.col("rank").replace_strict(
-            {one: ahead[one] + extra.get(one, 0.0) for one in recording.ranks}, return_dtype=pl.Float64
+            {rank_number: ahead[rank_number] + extra.get(rank_number, 0.0) for rank_number in recording.ranks},
+            return_dtype=pl.Float64,
         )
         times = [name for name in ("start", "busy_since", "recorded_at") if name in frame.columns]
         return frame.with_columns((pl.col(name) - late) for name in times)
@@ -247,7 +248,7 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[n
     Host work is comparable by what it launches. Ops launched before a rank's first mark, STEP_SCHEMA, are counted from
     the end, because the windows of ranks begin at different ops; the second result marks these ops.
     """
-    what = _what_it_is(ops)
+    class_ = _class_numbers(ops)
     early = ops["profiler_step"].is_null().to_numpy()
     step = ops["profiler_step"].fill_null(-1).cast(pl.Int64).to_numpy()
     first_mark = marked.group_by("rank").agg(pl.col("step").min().cast(pl.Int64))
@@ -255,7 +256,7 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[n
     mark = np.full(int(rank.max(initial=0)) + 1, -1)
     mark[first_mark["rank"].to_numpy()] = first_mark["step"].to_numpy()
     from_end = early | (step < mark[rank])
-    kind = numbered(pl.Series(what), pl.Series(step))
+    kind = numbered(pl.Series(class_), pl.Series(step))
     place = numbered(pl.Series(kind), ops["rank"])
     order = np.lexsort((ops["start"].to_numpy(), place))
     first = np.concatenate([[True], np.diff(place[order]) != 0])
@@ -265,22 +266,22 @@ def _peers(ops: pl.DataFrame, marked: pl.DataFrame) -> tuple[Ints, npt.NDArray[n
     most = np.zeros(int(kind.max(initial=0)) + 1, np.int64)
     np.maximum.at(most, kind[order[first]], counts)
     position += np.where(from_end, most[kind] - counts[place], 0)
-    peer = numbered(pl.Series(what), pl.Series(position), pl.Series(early))
+    peer = numbered(pl.Series(class_), pl.Series(position), pl.Series(early))
     launches = np.full(ops.height, -1, np.int64)
     launched = np.flatnonzero(ops["launched_by"].is_not_null().to_numpy())[::-1]
     launches[ops["launched_by"].cast(pl.Int64).gather(launched).to_numpy()] = peer[launched]
     return numbered(pl.Series(np.where(launches >= 0, launches, peer)), ops["role"]), from_end
 
 
-def _what_it_is(ops: pl.DataFrame) -> Ints:
+def _class_numbers(ops: pl.DataFrame) -> Ints:
     """A number for ops that are alike except for their place: role, name, shape, and arguments of a collective."""
     alike = [ops[name] for name in ("role", "name", "shape") if name in ops.columns]
     if "collective" not in ops.columns:
         return numbered(*alike)
     of_collective = np.full(ops.height, -1, np.int64)
-    said = np.flatnonzero(ops["collective"].is_not_null().to_numpy())
-    table = ops.select("collective", "elements")[said].with_columns(ELEMENTS_OF_ALL)
-    of_collective[said] = numbered(table["collective"], table["elements"])
+    rows = np.flatnonzero(ops["collective"].is_not_null().to_numpy())
+    table = ops.select("collective", "elements")[rows].with_columns(ELEMENTS_OF_ALL)
+    of_collective[rows] = numbered(table["collective"], table["elements"])
     return numbered(*alike, pl.Series(of_collective))
 
 
@@ -295,20 +296,20 @@ def with_work(host: pl.DataFrame, pieces: pl.DataFrame, whats: pl.DataFrame) -> 
     named = pl.concat(
         [whats, pl.DataFrame([(str(IdleReason.PYTHON), "", "", False, False)], WHAT_SCHEMA, orient="row")]
     )
-    every, total_s = np.arange(named.height, dtype=np.int32), np.zeros(named.height)
-    of_kind = [(named["reason"] == one).to_numpy() for one in KINDS]
+    numbers, total_s = np.arange(named.height, dtype=np.int32), np.zeros(named.height)
+    of_kind = [(named["reason"] == reason).to_numpy() for reason in KINDS]
     ranks, mostly = [*_ranks(host, pieces)], []
     for of_rank in ranks:
-        row, did, did_s, _ = of_rank.divided(every, -np.inf)
+        row, did, did_s, _ = of_rank.divided(numbers, -np.inf)
         total_s += np.bincount(did, did_s, named.height)
         inside = [np.bincount(row[mask[did]], did_s[mask[did]], len(of_rank.begin)) for mask in of_kind]
         mostly.append((2 * np.array(inside) > of_rank.end - of_rank.begin) & (of_rank.end > of_rank.begin))
     host = host.drop("thread")
     for kind, mask in zip(KINDS.values(), np.concatenate(mostly, axis=1), strict=True):
-        of_it = pl.Series(mask) & (host["kind"] == "host")
-        host = host.with_columns(kind=pl.when(of_it).then(pl.lit(kind)).otherwise("kind"))
+        is_kind = pl.Series(mask) & (host["kind"] == "host")
+        host = host.with_columns(kind=pl.when(is_kind).then(pl.lit(kind)).otherwise("kind"))
     longest, renumbered = _longest(named, total_s)
-    return host.hstack(pl.concat(one.lists(renumbered.astype(np.int32)) for one in ranks)), longest
+    return host.hstack(pl.concat(of_rank.lists(renumbered.astype(np.int32)) for of_rank in ranks)), longest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -329,9 +330,9 @@ class _OfRank:
         ops, room = len(self.begin), int((self.last - self.first).sum()) + len(self.begin)
         bound, did_s = np.zeros(ops + 1, np.int64), np.empty(room)
         did, did_n = np.empty((2, room), np.int32)
-        start, what = self.pieces["start"].to_numpy(), self.pieces["what"].to_numpy()
+        start, activity = self.pieces["start"].to_numpy(), self.pieces["what"].to_numpy()
         count = native.divide_work(
-            self.begin, self.end, self.first, self.last, start, start + self.pieces["duration"].to_numpy(), what,
+            self.begin, self.end, self.first, self.last, start, start + self.pieces["duration"].to_numpy(), activity,
             number, int(number.max()) + 1, shortest_s, bound, did, did_s, did_n,
         )  # fmt: skip
         return np.repeat(np.arange(ops), np.diff(bound)), did[:count], did_s[:count], did_n[:count]
@@ -389,7 +390,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         name=pl.lit("waiting for the GPU"), scope=pl.lit("device"), part=pl.lit(-1),
         resumed_by_call=pl.Series(times.resumed),
     ).filter(pl.Series(times.blocked))  # fmt: skip
-    begun = np.where(times.blocked, times.busy, times.begun)
+    begin = np.where(times.blocked, times.busy, times.begun)
     waits_for_stream = pl.col("role") == str(CallRole.STREAM_WAIT)
     host = common.with_columns(
         calls.select(
@@ -397,7 +398,7 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
             "waits_stream", "waits_for_stream", "recorded_at", in_collective="collective_call",
             call_s=pl.when(pl.col("waits") | pl.Series(times.freed_by >= 0)).then(0.0).otherwise("duration"),
         ),
-        start=pl.Series(begun), duration=pl.Series(start - begun), kind=pl.lit("host"), part=pl.lit(0),
+        start=pl.Series(begin), duration=pl.Series(start - begin), kind=pl.lit("host"), part=pl.lit(0),
         recording_s=pl.Series(_recording_s(calls)),
         resumed_by_call=pl.Series(np.where(times.blocked, -1, times.resumed)),
     )  # fmt: skip
@@ -412,9 +413,10 @@ def host_ops(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame) -> pl.
         part=pl.lit(1),
         scope=pl.when(pl.Series(times.freed_by >= 0)).then(pl.lit(QUEUE)).otherwise(scope),
     ).filter(pl.Series(times.waits))  # fmt: skip
-    every = pl.concat((one.cast({pl.String: pl.Categorical}) for one in (waiting, host, synchronise)), how="diagonal")
-    order = np.lexsort([every[name].to_numpy() for name in ("part", "call", "thread", "rank")])
-    return every[order].drop("part")
+    tables = (table.cast({pl.String: pl.Categorical}) for table in (waiting, host, synchronise))
+    all_ops = pl.concat(tables, how="diagonal")
+    order = np.lexsort([all_ops[name].to_numpy() for name in ("part", "call", "thread", "rank")])
+    return all_ops[order].drop("part")
 
 
 def _recording_s(calls: pl.DataFrame) -> Floats:
@@ -477,7 +479,8 @@ def _times_of_calls(calls: pl.DataFrame, gpu: pl.DataFrame, marks: pl.DataFrame)
         if len(rows):
             first = rows[start[rows].argmin()]
             begun[first] = min(begun[first], mark)
-    ended = {one: np.sort((mine["start"] + mine["duration"]).to_numpy()) for (one,), mine in gpu.group_by("rank")}
+    by_rank = gpu.group_by("rank")
+    ended = {number: np.sort((ops["start"] + ops["duration"]).to_numpy()) for (number,), ops in by_rank}
     freed, before = _last_gpu_end(rank, busy, ended)
     _, earlier = _last_gpu_end(rank, begun, ended)
     blocked = busy - begun >= _LONG_GAP_S
@@ -520,8 +523,8 @@ def _made_room(calls: pl.DataFrame, gpu: pl.DataFrame) -> Ints:
         if len(rows) < _SHORTEST_QUEUE:
             continue
         call, last = np.unique(launch[rows[::-1]], return_index=True)  # a graph is in the queue until its last op ends
-        own = call >= 0
-        call, last = call[own], rows[::-1][last[own]]
+        launched = call >= 0
+        call, last = call[launched], rows[::-1][last[launched]]
         call, last = (values[np.argsort(start[call], kind="stable")] for values in (call, last))
         ends = np.sort(np.concatenate([ended[last], ended[rows[launch[rows] < 0]]]))
         queued = np.arange(len(call)) + np.count_nonzero(launch[rows] < 0) - np.searchsorted(ends, end[call], "right")
@@ -549,13 +552,13 @@ def _handed_over(calls: pl.DataFrame, previous: Floats, released: Floats) -> Int
         threads = np.unique(thread[rows])
         best = np.full(len(rows), -np.inf)
         for other in threads:
-            theirs = rows[thread[rows] == other]
-            theirs = theirs[np.argsort(released[theirs], kind="stable")]
-            latest = np.searchsorted(released[theirs], busy[rows], side="right") - 1
-            late = np.where((latest >= 0) & (thread[rows] != other), released[theirs][latest], -np.inf)
+            others_rows = rows[thread[rows] == other]
+            others_rows = others_rows[np.argsort(released[others_rows], kind="stable")]
+            latest = np.searchsorted(released[others_rows], busy[rows], side="right") - 1
+            late = np.where((latest >= 0) & (thread[rows] != other), released[others_rows][latest], -np.inf)
             later = (late > previous[rows]) & (late > best)
             best[later] = late[later]
-            handed_by[rows[later]] = theirs[latest[later]]
+            handed_by[rows[later]] = others_rows[latest[later]]
     return handed_by
 
 

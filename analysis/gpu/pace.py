@@ -109,11 +109,11 @@ class PaceOfPeers:
         """
         ops, ranks = self.graph.ops, self.graph.ops.mesh.ranks
         critical = self._critical if ops.comparable is None else self._critical[ops.comparable[self._critical]]
-        on, saved = ops.rank[critical], np.zeros(len(ranks))
+        critical_rank, saved = ops.rank[critical], np.zeros(len(ranks))
         for index, rank in enumerate(ranks.tolist()):
-            own = critical[on == rank]
-            classes = self._class[own]
-            saved[index] = (self.cost[own] - self._usual(classes, index) / self._counts[classes, index]).sum()
+            own_ops = critical[critical_rank == rank]
+            classes = self._class[own_ops]
+            saved[index] = (self.cost[own_ops] - self._usual(classes, index) / self._counts[classes, index]).sum()
         saved /= len(self.graph.steps)
         saved[np.isin(ranks, ops.rank[self._calls])] = np.inf
         return saved
@@ -186,8 +186,8 @@ class PaceOfPeers:
         cell = np.searchsorted(steps, self.steps[critical[first]]) * parts + self.part_of_step(parts)[critical[first]]
         behind = np.zeros((len(ops.mesh.ranks), len(steps) * parts))
         for index in range(len(behind)):
-            more = (self._totals[classes, index] - self._usual(classes, index)) * share
-            behind[index] = np.bincount(cell, weights=more, minlength=behind.shape[1])
+            excess = (self._totals[classes, index] - self._usual(classes, index)) * share
+            behind[index] = np.bincount(cell, weights=excess, minlength=behind.shape[1])
         return behind.reshape(-1, len(steps), parts)
 
     def costs(self, rank: int, chosen: npt.NDArray[np.bool_] | None = None) -> Floats:
@@ -221,8 +221,8 @@ class PaceOfPeers:
         place = np.argsort(order, axis=1, kind="stable")
         low, high = (ranks - 2) // 2, (ranks - 1) // 2
         return tuple(
-            (ordered[rows, low + (place[:, at] <= low)] + ordered[rows, high + (place[:, at] <= high)]) / 2
-            for at in range(ranks)
+            (ordered[rows, low + (place[:, index] <= low)] + ordered[rows, high + (place[:, index] <= high)]) / 2
+            for index in range(ranks)
         )
 
     def at(self, cost: Floats) -> PaceOfPeers:
@@ -247,16 +247,16 @@ class PaceOfPeers:
     def freed(self, ranks: Sequence[int]) -> Restructure | None:
         """`without_extra_waits` for several ranks, each compared with all others but these."""
         ops, indices = self.graph.ops, np.searchsorted(self.graph.ops.mesh.ranks, ranks)
-        gone = np.zeros(len(ops.before), np.bool_)
+        removed = np.zeros(len(ops.before), np.bool_)
         for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, indices)
-            gone |= waits & (waited_s >= SMALLEST_SHARE * self.recorded_s)
-        return self.without_edges(gone) if gone.any() else None
+            removed |= waits & (waited_s >= SMALLEST_SHARE * self.recorded_s)
+        return self.without_edges(removed) if removed.any() else None
 
-    def without_edges(self, gone: npt.NDArray[np.bool_]) -> Restructure:
+    def without_edges(self, removed: npt.NDArray[np.bool_]) -> Restructure:
         """Return the same job in which ops do not wait for each other along these edges, [edges]."""
         ops = self.graph.ops
-        graph = fold(replace(ops, before=ops.before[~gone], after=ops.after[~gone], why=ops.why[~gone]))
+        graph = fold(replace(ops, before=ops.before[~removed], after=ops.after[~removed], why=ops.why[~removed]))
         return Restructure(GraphReplay(graph, self._durations_of(graph)))
 
     def _extra_waits(self, rank: int, without: Ints) -> tuple[npt.NDArray[np.bool_], float]:
@@ -331,15 +331,15 @@ def is_behind(behind: Floats, index: int) -> bool:
 
 
 def stands_out_once(took: Floats, index: int) -> bool:
-    """Whether rank `index` did something that happens once later than all others did, seconds, [ranks]."""
+    """Whether rank `index` did something later than all others, beyond chance. `took`: seconds, [ranks]."""
     return len(took) * _from_all_others(took[:, None], index) <= LARGEST_CHANCE
 
 
 def _in_step_after_step(behind: Floats, index: int) -> float:
     """The probability that rank `index` is this far `behind`, [ranks, steps, parts], in this many steps."""
-    more = behind[index] - np.median(np.delete(behind, index, axis=0), axis=0)
-    more = more if len(more) > 1 else more.T
-    return _chance(more.sum(), len(more) * _variances(more), len(more))
+    excess = behind[index] - np.median(np.delete(behind, index, axis=0), axis=0)
+    excess = excess if len(excess) > 1 else excess.T
+    return _chance(excess.sum(), len(excess) * _variances(excess), len(excess))
 
 
 def _from_all_others(behind: Floats, index: int) -> float:
@@ -511,7 +511,8 @@ def _savings(pace: PaceOfPeers, waits: Waits | None, least_s: float) -> Mapping[
     saved: dict[int, float] = {}
     for first in range(0, len(order), _AT_ONCE):
         floor_s = max(least_s, _NEXT * max(saved.values(), default=0.0))
-        saved |= saved_by_rank(pace, [ranks[at] for at in order[first : first + _AT_ONCE] if most[at] >= floor_s])
+        batch = order[first : first + _AT_ONCE]
+        saved |= saved_by_rank(pace, [ranks[index] for index in batch if most[index] >= floor_s])
     return saved
 
 
@@ -544,8 +545,8 @@ def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[
     if Part.SYNC_CALLS in parts and (freed := pace.without_extra_waits(rank)) is not None:
         row = list(parts).index(Part.SYNC_CALLS)
         saved[row] = unchanged - freed.step_times([costs[row]])[0]
-    parts_behind = [Behind(part, each, ops) for (part, ops), each in zip(parts.items(), saved, strict=True)]
+    parts_behind = [Behind(part, saved_s, ops) for (part, ops), saved_s in zip(parts.items(), saved, strict=True)]
     parts_behind.sort(key=lambda part: -part.saved_s)
     return tuple(
-        one for one in parts_behind if one.saved_s > 0 and one.saved_s >= _WORTH_TELLING * parts_behind[0].saved_s
+        part for part in parts_behind if part.saved_s > 0 and part.saved_s >= _WORTH_TELLING * parts_behind[0].saved_s
     )

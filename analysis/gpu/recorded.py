@@ -1,4 +1,4 @@
-"""What a recording of GPUs shows beside its ops: what was compared, who waited, what the GPUs did.
+"""What a recording of GPUs shows besides its ops: what was compared, who waited, what the GPUs did.
 
 In: a `GpuRecording`, its matches and clocks. Out: `Recorded`, which evidence and reports read; `Kept`, the part that
 its op trace keeps; `Waits` and `LateRanks`.
@@ -56,7 +56,7 @@ KEPT = "recording"
 LARGEST_LOST_SHARE = 0.05
 
 
-class HostWhat(Struct, frozen=True):
+class HostActivity(Struct, frozen=True):
     """What a host thread does: its reason (`IdleReason`), the name of it, and the line of Python, "" if unknown.
 
     `launches`: whether it is in an operator that launches kernels.
@@ -69,7 +69,7 @@ class HostWhat(Struct, frozen=True):
 
 
 class Kept(Struct, frozen=True):
-    """What the op trace of a recording keeps of it beside the ops, so that it can be diagnosed again.
+    """What the op trace of a recording keeps of it besides the ops, so that it can be diagnosed again.
 
     `steps`: the number of marked training steps, 0 for none. `matched`, `unmatched`: collectives, and kernels without
     one. `idle_s`: how long the busiest GPU was idle, seconds. `left_out`, `doubts`: as of `Comparable`. `gpus`: what
@@ -92,7 +92,7 @@ class Kept(Struct, frozen=True):
     late: LateRanks
     gpus: tuple[GpuTimes, ...] = ()
     costs: dict[int, ProfilerCost] = msgspec.field(default_factory=dict)
-    whats: tuple[HostWhat, ...] = ()
+    whats: tuple[HostActivity, ...] = ()
     lost: str = ""
     without_stacks: tuple[int, ...] = ()
     began_s: float | None = None
@@ -113,7 +113,7 @@ class Kept(Struct, frozen=True):
             without_launch=recording.gpu_ops["launch"].null_count(),
             matched=matches.matched,
             unmatched=matches.unmatched,
-            idle_s=min((one.idle_s for one in breakdowns(recording)), default=0.0),
+            idle_s=min((breakdown.idle_s for breakdown in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
             doubts=(*part.doubts, *contradictions(recording)),
             notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_lacking_stacks(without_stacks)),
@@ -122,7 +122,7 @@ class Kept(Struct, frozen=True):
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),
             costs={rank: recording.costs[rank] for rank in recording.ranks if rank in recording.costs},
             lost=_lost(recording, () if len(recording.ranks) == 1 else whole.cut),
-            whats=tuple(HostWhat(*row) for row in whats.drop("busy").iter_rows()),
+            whats=tuple(HostActivity(*row) for row in whats.drop("busy").iter_rows()),
             began_s=None if recording.began_s is None else recording.began_s + _first_s(recording),
         )
 
@@ -220,7 +220,7 @@ def _lost(recording: GpuRecording, cut: Sequence[int]) -> str:
 
     Ranks whose files are `cut` off are compared over whole steps only.
     """
-    lost = {rank: one for rank, one in recording.lost.items() if rank in recording.ranks and rank not in cut}
+    lost = {rank: events for rank, events in recording.lost.items() if rank in recording.ranks and rank not in cut}
     worst = max(lost, key=lambda rank: lost[rank].share, default=None)
     if worst is None or lost[worst].share <= LARGEST_LOST_SHARE:
         return ""
@@ -229,8 +229,8 @@ def _lost(recording: GpuRecording, cut: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """`late_s`: how much later than all others it comes, in the collective of each step in which that is most, seconds
-    over all steps.
+    """`late_s`: how much later than all others a rank comes, at the collective of each step in which that is most,
+    seconds, summed over the steps.
     """
 
     rank: int
@@ -354,8 +354,8 @@ class Waits:
     @property
     def waited_for(self) -> Floats:
         """Seconds that each rank (first axis) waited for each other rank, over all groups, [ranks, ranks]."""
-        none = np.zeros((len(self.ranks), len(self.ranks)))
-        return np.asarray(sum((group.waited for group in self.by_group), none))
+        zeros = np.zeros((len(self.ranks), len(self.ranks)))
+        return np.asarray(sum((group.waited for group in self.by_group), zeros))
 
 
 def measure_waits(matches: Matches, clocks: ClockOffsets) -> Waits:

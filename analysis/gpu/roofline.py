@@ -38,7 +38,7 @@ _BYTES = {
     "c10::float8_e4m3fnuz": 1, "c10::float8_e5m2fnuz": 1,
 }  # fmt: skip
 _HALF = {"c10::half", "c10::bfloat16"}
-_QUARTER = {name for name, wide in _BYTES.items() if wide == 1}
+_QUARTER = {name for name, size in _BYTES.items() if size == 1}
 _PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::linear", "aten::_scaled_mm"}
 _PEAKS = ("half_tflops", "tensor_tflops", "single_tflops", "memory_gb_s", "link_gb_s")
 _HEAD = ("name", *_PEAKS, "processors")
@@ -79,16 +79,16 @@ class Card(Struct, frozen=True):
 @cache
 def cards() -> tuple[Card, ...]:
     """Return every known card, those of the user first. Raises FormatError if TRACEKIT_CARDS cannot be read."""
-    own = os.environ.get("TRACEKIT_CARDS")
+    path = os.environ.get("TRACEKIT_CARDS")
     built_in = tuple(_cards(files("tracekit.analysis.gpu").joinpath("cards.csv").read_text().splitlines()))
-    if not own:
+    if not path:
         return built_in
     try:
-        return (*_cards(Path(own).read_text(encoding="utf-8-sig").splitlines()), *built_in)
+        return (*_cards(Path(path).read_text(encoding="utf-8-sig").splitlines()), *built_in)
     except OSError as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error.strerror or error}; check the path") from None
+        raise FormatError(f"TRACEKIT_CARDS={path}: {error.strerror or error}; check the path") from None
     except (ValueError, csv.Error) as error:
-        raise FormatError(f"TRACEKIT_CARDS={own}: {error}; expected a table with the head {','.join(_HEAD)}") from None
+        raise FormatError(f"TRACEKIT_CARDS={path}: {error}; expected a table with the head {','.join(_HEAD)}") from None
 
 
 def _cards(lines: Sequence[str]) -> Iterator[Card]:
@@ -125,9 +125,9 @@ def shape_times(op: str, row: tuple[str, int, float], card: Card | None) -> Shap
     inputs, count, seconds = row
     dims, types = msgspec.json.decode(inputs)
     flops, moved, _ = work_of(op, dims, types)
-    dtype = next((str(one) for one in types if str(one).lower() in _BYTES), "")
+    dtype = next((str(dtype) for dtype in types if str(dtype).lower() in _BYTES), "")
     return ShapeTime(
-        dims=str([one for one in dims if one]),
+        dims=str([sizes for sizes in dims if sizes]),
         dtype=dtype,
         count=count,
         seconds=seconds,
@@ -164,13 +164,13 @@ def work_of(op: str, dims: Sequence[Any], types: Sequence[Any]) -> tuple[float |
     ]
     if not tensors:
         return None, None, None
-    read, wide = float(sum(math.prod(size) * wide for size, wide in tensors)), tensors[0][1]
+    read, item_bytes = float(sum(math.prod(size) * item_bytes for size, item_bytes in tensors)), tensors[0][1]
     shape = product_shape(op, [size for size, _ in tensors])
     if shape is not None:
         batch, m, n, k = shape
-        written = batch * m * n * wide
+        written = batch * m * n * item_bytes
         return 2.0 * batch * m * n * k, read + written, written
-    written = max(math.prod(size) for size, _ in tensors) * wide
+    written = max(math.prod(size) for size, _ in tensors) * item_bytes
     return None, read + written, written
 
 
@@ -197,7 +197,7 @@ def element_count(dims: Sequence[Any]) -> int:
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, list | tuple) and bool(size) and all(type(one) is int and one >= 0 for one in size)
+    return isinstance(size, list | tuple) and bool(size) and all(type(length) is int and length >= 0 for length in size)
 
 
 class UnfusedAttention(Struct, frozen=True, eq=False):
@@ -223,10 +223,7 @@ class UnfusedAttention(Struct, frozen=True, eq=False):
         total_s = np.bincount(self.group[self.kernels], taken_s[self.kernels], groups)
         share = np.append(np.clip(1 - self.fused_s / reachable / np.maximum(total_s, 1e-12), 0.0, 1.0), 0.0)[self.group]
         timed = np.isfinite(share)
-        return (
-            taken_s * np.where(timed, share, self.inner),
-            taken_s * np.where(timed, share, self.kernels),
-        )
+        return (taken_s * np.where(timed, share, self.inner), taken_s * np.where(timed, share, self.kernels))
 
 
 def find_unfused_attention(kernels: pl.DataFrame, lane: Ints, card: Card | None) -> UnfusedAttention:
@@ -289,7 +286,7 @@ class _Kernel(Struct, frozen=True):
     def output(self) -> float:
         """The elements of the output of a product, 0 if unknown."""
         flops, _, written = self.work
-        dtype = next((one for one in self.types if str(one)), "")
+        dtype = next((dtype for dtype in self.types if str(dtype)), "")
         return 0.0 if flops is None or written is None else written / (bytes_of(str(dtype)) or math.inf)
 
 
@@ -319,9 +316,9 @@ def _fused_s(first: _Kernel, second: _Kernel, card: Card | None, *, backward: bo
     (flops, moved, scores), (more, more_moved, _) = first.work, second.work
     if card is None or not (flops and moved and scores and more and more_moved):
         return math.nan
-    dtype = next((str(one) for one in first.types if str(one)), "")
-    times, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
-    return roofline_s(times * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
+    dtype = next((str(dtype) for dtype in first.types if str(dtype)), "")
+    flops_factor, wide = (_BACKWARD_FLOPS, _BACKWARD_BYTES) if backward else (1.0, 1.0)
+    return roofline_s(flops_factor * (flops + more), wide * max(moved + more_moved - 2 * scores, 0.0), dtype, card)
 
 
 def _as_others(fused_s: Floats, group: Ints, name: Ints, softmax: Bools) -> Floats:

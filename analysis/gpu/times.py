@@ -250,16 +250,16 @@ def idle_of(
     thread = called["thread"].fill_null(-1).to_numpy()
     unknown, queued = launch.is_null().to_numpy(), ls + ARRIVES_S <= a + ROUNDING_S
     late = ~unknown & (ls >= a - ROUNDING_S)
-    begun, done = np.minimum(ls, b), np.minimum(le, b)
-    arrived = np.maximum(done, begun)
-    ends, none = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
+    begin_of_gap, done = np.minimum(ls, b), np.minimum(le, b)
+    arrived = np.maximum(done, begin_of_gap)
+    ends, blank = gpu["name"].gather(op).cast(pl.String), pl.repeat("", len(op), eager=True)
     call = called["name"].cast(pl.String).fill_null("")
-    host_reasons, gaps_of = threads.did(np.flatnonzero(late), thread, a, begun)
+    host_reasons, gaps_of = threads.activities_in(np.flatnonzero(late), thread, a, begin_of_gap)
     parts = [
-        (IdleReason.UNKNOWN, none, np.where(unknown, b - a, 0.0)),
+        (IdleReason.UNKNOWN, blank, np.where(unknown, b - a, 0.0)),
         (IdleReason.QUEUED, ends, np.where(queued, b - a, 0.0)),
         (IdleReason.LAUNCH_LATENCY, ends, np.where(late, b - arrived, np.where(unknown | queued, 0.0, b - a))),
-        (IdleReason.LAUNCH_CALL, call, np.where(late, done - begun, 0.0).clip(min=0.0)),
+        (IdleReason.LAUNCH_CALL, call, np.where(late, done - begin_of_gap, 0.0).clip(min=0.0)),
     ]
     waits = pl.col("waits") & (pl.col("rank") == gpu["rank"][0])
     waiting = calls.select("rank", "thread", "start", "duration", "waits").with_row_index().filter(waits)
@@ -269,7 +269,8 @@ def idle_of(
     launched = gpu["launch"][first]
     if launched is not None and calls["start"][launched] > begin:
         where = np.array([begin]), np.array([min(calls["start"][launched], start[first])])
-        before, _ = threads.did(np.zeros(1, np.int64), np.array([calls["thread"][launched]]), *where, alone=True)
+        thread_of_launch = np.array([calls["thread"][launched]])
+        before, _ = threads.activities_in(np.zeros(1, np.int64), thread_of_launch, *where, alone=True)
     return IdleOfRank(
         between=pl.concat([host_reasons, *(_of_reason(*part) for part in parts)]),
         before=before,
@@ -311,13 +312,13 @@ class _HostThreads:
         self.busy = np.append(whats["busy"].to_numpy(), False)
         self.of: dict[int, tuple[Floats, Floats, Ints]] = {}
         thread, start = host["thread"].to_numpy(), host["start"].to_numpy()
-        end, what = start + host["duration"].to_numpy(), host["what"].to_numpy()
+        end, activity = start + host["duration"].to_numpy(), host["what"].to_numpy()
         firsts = np.flatnonzero(np.diff(thread, prepend=-1, append=-1))  # by thread and start
         for first, last in pairwise(firsts.tolist()):
             rows = slice(first, last)
-            self.of[int(thread[first])] = _gapless(start[rows], end[rows], what[rows])
+            self.of[int(thread[first])] = _gapless(start[rows], end[rows], activity[rows])
 
-    def did(
+    def activities_in(
         self, gap: Ints, thread: Ints, begin: Floats, end: Floats, *, alone: bool = False
     ) -> tuple[pl.DataFrame, dict[str, int]]:
         """What the threads did from `begin` to `end` of these gaps, in all; and the number of gaps of each reason.
@@ -329,32 +330,32 @@ class _HostThreads:
             gaps = gap[(thread[gap] == thread_id) & (end[gap] > begin[gap])]
             if len(gaps):
                 pieces.append(np.stack(self._of_thread(gaps, int(thread_id), begin, end)))
-        every = np.concatenate(pieces, axis=1)
-        number, start, seconds, what = every[:, every[2] > ROUNDING_S]
-        whats = what.astype(np.int64)
+        all_pieces = np.concatenate(pieces, axis=1)
+        number, start, seconds, activity = all_pieces[:, all_pieces[2] > ROUNDING_S]
+        whats = activity.astype(np.int64)
         if not alone:
-            self._others(start + seconds / 2, whats)
-        said = self.whats.select("reason", "name", "where")
-        said = pl.concat([said, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], said.schema, orient="row")])
-        whats = np.where(whats < 0, said.height - 1, whats)
-        reason = np.array([_NUMBER[one] for one in said["reason"].to_list()])
-        each = np.unique(number.astype(np.int64) * len(_REASONS) + reason[whats]) % len(_REASONS)
-        counts = np.bincount(each, minlength=len(_REASONS))
-        gaps_of = {str(one): int(count) for one, count in zip(_REASONS, counts, strict=True) if count}
-        totals = said.with_columns(seconds=pl.Series(np.bincount(whats, seconds, said.height)))
+            self._fill_from_other_threads(start + seconds / 2, whats)
+        named = self.whats.select("reason", "name", "where")
+        named = pl.concat([named, pl.DataFrame([(str(IdleReason.PYTHON), "", "")], named.schema, orient="row")])
+        whats = np.where(whats < 0, named.height - 1, whats)
+        reason = np.array([_NUMBER[name] for name in named["reason"].to_list()])
+        gap_reason = np.unique(number.astype(np.int64) * len(_REASONS) + reason[whats]) % len(_REASONS)
+        counts = np.bincount(gap_reason, minlength=len(_REASONS))
+        gaps_of = {str(name): int(count) for name, count in zip(_REASONS, counts, strict=True) if count}
+        totals = named.with_columns(seconds=pl.Series(np.bincount(whats, seconds, named.height)))
         return totals.filter(pl.col("seconds") > 0).cast(_SCHEMA), gaps_of
 
     def _of_thread(self, gap: Ints, thread: int, begin: Floats, end: Floats) -> tuple[Ints, Floats, Floats, Ints]:
-        starts, ends, what = self.of.get(thread, _gapless(*(np.zeros(0),) * 2, np.zeros(0, np.int64)))
+        starts, ends, activity = self.of.get(thread, _gapless(*(np.zeros(0),) * 2, np.zeros(0, np.int64)))
         first = np.searchsorted(ends, begin[gap], side="right")
         last = np.searchsorted(starts, end[gap], side="left")
         count = last - first
         number = np.repeat(np.arange(len(gap)), count)
         piece = np.arange(len(number)) - np.repeat(np.cumsum(count) - count - first, count)
         start = np.maximum(starts[piece], begin[gap][number])
-        return gap[number], start, np.minimum(ends[piece], end[gap][number]) - start, what[piece]
+        return gap[number], start, np.minimum(ends[piece], end[gap][number]) - start, activity[piece]
 
-    def _others(self, times: Floats, what: Ints) -> None:
+    def _fill_from_other_threads(self, times: Floats, what: Ints) -> None:
         """Replace "nothing" by what another thread does then, if that is inside an operator or a call."""
         for _, ends, theirs in self.of.values():
             free = np.flatnonzero(what == -1)

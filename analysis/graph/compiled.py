@@ -237,7 +237,7 @@ class Label(Struct, frozen=True, eq=False):
 
     def within(self, ranges: Sequence[range]) -> Mask:
         """Mask of the ops with a number in one of these ranges; broadcasts to [rows, lanes]."""
-        ends = np.clip([(each[0], each[-1]) for each in ranges], 0, np.iinfo(np.int64).max).astype(np.int64)
+        ends = np.clip([(span[0], span[-1]) for span in ranges], 0, np.iinfo(np.int64).max).astype(np.int64)
         first, last = ends[np.argsort(ends[:, 0])].T
         place = np.searchsorted(first, self.codes, "right") - 1
         chosen: Mask = (place >= 0) & (self.codes <= np.maximum.accumulate(last)[place])

@@ -100,12 +100,12 @@ class Block(LaneGroup, frozen=True, eq=False, kw_only=True):
         if self.present is None or self.present[first[:, 0]].all():
             return first
         first = np.repeat(first, self.lanes, axis=1)
-        nobody = first & ~self.present
+        absent = first & ~self.present
         for row in template.order:  # an op that follows only absent ones does not wait either
             waits = template.waits_for[template.first_wait[row] : template.first_wait[row + 1]]
-            if len(waits) and nobody[waits].any():
-                first[row] = nobody[waits].all(axis=0)
-                nobody[row] = first[row] & ~self.present[row]
+            if len(waits) and absent[waits].any():
+                first[row] = absent[waits].all(axis=0)
+                absent[row] = first[row] & ~self.present[row]
         return first & self.present
 
 
@@ -164,7 +164,7 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
 
     @classmethod
     def _of_lanes(cls, trace: Trace, lanes: Lanes, whole: Whole, *, infer: bool) -> DependencyGraph:
-        job = whole.agreed(lambda: lanes_here(lanes), merged_lanes)
+        job = whole.combined(lambda: lanes_here(lanes), merged_lanes)
         if infer:
             structures, rule = _posted(lanes, job, whole)
             try:
@@ -189,9 +189,10 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
         posting: PostingRule,
     ) -> DependencyGraph:
         replayed = np.unique(np.concatenate([group.step for group in lanes.groups]))
-        every = list(structures.values())  # of the whole job: rendezvous and rounds must not depend on the steps here
-        keys = rendezvous_keys(every) if job.lanes_of_step.max() > 1 else NO_RENDEZVOUS
-        templates = dict(zip(structures, build_templates(every, keys), strict=True))
+        # Those of the whole job: rendezvous and rounds must not depend on the steps here.
+        all_structures = list(structures.values())
+        keys = rendezvous_keys(all_structures) if job.lanes_of_step.max() > 1 else NO_RENDEZVOUS
+        templates = dict(zip(structures, build_templates(all_structures, keys), strict=True))
         return cls(
             layout=trace.layout,
             steps=lanes.steps[replayed],
@@ -326,13 +327,13 @@ def _posted(lanes: Lanes, job: JobLanes, whole: Whole) -> tuple[dict[StructureKe
     """The structures of the job with receives posted and parameters gathered as recorded, and the rule by which
     receives are posted.
     """
-    recorded = whole.agreed(lambda: job.samples_in(lanes), merged_samples)
-    by_host = {key: by_host for key, some in recorded.items() if (by_host := with_host_order(some)) is not None}
+    recorded = whole.combined(lambda: job.samples_in(lanes), merged_samples)
+    by_host = {key: by_host for key, lanes in recorded.items() if (by_host := with_host_order(lanes)) is not None}
     if len(by_host) == len(recorded):
         rule, structures = RECORDED, by_host
     else:
         rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded.values())
-        structures = {key: with_posting(some, rule) for key, some in recorded.items()}
+        structures = {key: with_posting(lanes, rule) for key, lanes in recorded.items()}
     if gathers_first(recorded.values()):
         structures = {key: with_gathers_first(structure) for key, structure in structures.items()}
     return {key: with_gathering_among_work(structure, recorded[key]) for key, structure in structures.items()}, rule

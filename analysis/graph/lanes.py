@@ -142,7 +142,7 @@ def place_lanes(trace: Trace, whole: Whole = UNDIVIDED) -> Lanes:
     lanes, dropped_lanes = _complete_lanes(counts, ops.steps, ops.dp_ranks, layout.pp, trace.name)
     bounds = counts[lanes].min(axis=0), counts[lanes].max(axis=0)
     placed = {} if optional_kinds(bounds[1] - bounds[0]) else _alike(ops, counts, lanes)
-    fewest, most, structures = whole.agreed(lambda: (*bounds, set(placed)), _joined)
+    fewest, most, structures = whole.combined(lambda: (*bounds, set(placed)), _joined)
     inferred = layout.pp > 1 and not most.reshape(-1, len(KINDS))[:, [kind.code for kind in _TRANSFERS]].any()
     if inferred:
         ops = _LaneOps(with_inferred_transfers(trace, virtual, whole), inferred=True)
@@ -166,13 +166,9 @@ def _joined(parts: Sequence[tuple[Int32s, Int32s, set[StructureHash]]]) -> tuple
 
 
 def _united(
-    ops: _LaneOps,
-    counts: Int32s,
-    lanes: Ints,
-    tried: Iterable[tuple[OpKind, ...]],
-    whole: Whole,
+    ops: _LaneOps, counts: Int32s, lanes: Ints, tried: Iterable[tuple[OpKind, ...]], whole: Whole
 ) -> dict[StructureHash, PlacedLanes]:
-    """The lanes by structure, disregarding ops that only some lanes have, unless lanes have too little in common.
+    """The lanes by structure, regardless of ops that only some lanes have, unless lanes have too little in common.
 
     `tried`: the kinds of such ops, and those to disregard instead if lanes differ in more than these.
     """
@@ -185,7 +181,7 @@ def _united(
         occasional = {key: ops.occasional(kinds, part) for key, part in parts.items()}
         cells = {key: Cells.of(part, occasional[key]) for key, part in parts.items()}
         sizes = {key: (cells[key].names, len(occasional[key].lane), part.start.shape) for key, part in parts.items()}
-        names, fit = whole.agreed(partial(dict, sizes), merged_names)
+        names, fit = whole.combined(partial(dict, sizes), merged_names)
         if len(names) == 1:
             break
     if not fit:
@@ -412,7 +408,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
     sampled, every_step, every_rank = {}, [], []
     for key, of_batches in by_name(groups).items():
         structures[key] = of_batches[0][0]
-        step, dp_rank = (np.concatenate([one[at] for one in of_batches]) for at in (1, 2))
+        step, dp_rank = (np.concatenate([batch[field_number] for batch in of_batches]) for field_number in (1, 2))
         chosen = sampled_lanes(len(step))
         sampled[key] = step[chosen], dp_rank[chosen]
         every_step.append(step)
@@ -424,7 +420,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
         steps,
         lanes_of_step,
         np.unique(np.concatenate(every_rank)),
-        ops=sum(here[3] for part in groups for here in part.values()),
+        ops=sum(lanes[3] for part in groups for lanes in part.values()),
         dropped=tuple(chain.from_iterable(dropped)),
         gaps=gaps_of(pl.concat(missing)),
         first_s=min(first_s),
@@ -433,7 +429,7 @@ def merged_lanes(parts: Sequence[_Part]) -> JobLanes:
 
 def merged_samples(parts: Sequence[Mapping[StructureKey, RecordedLanes]]) -> dict[StructureKey, RecordedLanes]:
     """The sampled lanes of a job from the `samples_in` of its batches of steps."""
-    return {key: RecordedLanes.joined(some) for key, some in by_name(parts).items()}
+    return {key: RecordedLanes.joined(of_parts) for key, of_parts in by_name(parts).items()}
 
 
 def _recorded(group: LaneGroup) -> RecordedLanes:

@@ -300,7 +300,7 @@ class _Builder:
             if len(rows) != len(inner):
                 raise self._unmatched(direction.recv, rows, direction.compute, consumers, stage)
             needed = zip((virtual[inner] - direction.stride).tolist(), microbatch[inner].tolist(), strict=True)
-            self.edge(np.array([row_of[at] for at in needed], np.int64), rows)
+            self.edge(np.array([row_of[op] for op in needed], np.int64), rows)
             self.edge(rows, inner)
 
     def _idle(self, direction: Direction, stage: int, *, receiving: bool) -> list[int]:
@@ -401,7 +401,7 @@ def is_v_shaped(trace: Trace, whole: Whole = UNDIVIDED) -> bool:
     its own clock.
     """
     layout = trace.layout
-    return layout.pp > 1 and layout.vpp > 1 and whole.agreed(lambda: _v_shaped_lanes(trace), _most)
+    return layout.pp > 1 and layout.vpp > 1 and whole.combined(lambda: _v_shaped_lanes(trace), _most)
 
 
 def _most(lanes: Sequence[tuple[int, int]]) -> bool:
@@ -417,8 +417,7 @@ def _v_shaped_lanes(trace: Trace) -> tuple[int, int]:
     lanes = (
         trace.of_stages((0, layout.pp - 1))
         .filter(
-            pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]),
-            pl.col("chunk") % 2 == 1,
+            pl.col("kind").is_in([str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]), pl.col("chunk") % 2 == 1
         )
         .group_by("step", "dp_rank", "pp_rank", "kind")
         .agg(pl.len().alias("count"), longer=pl.when(first != forward).then("start").otherwise(-pl.col("start")).sum())

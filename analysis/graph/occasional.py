@@ -61,10 +61,10 @@ class Cells(Struct, frozen=True, eq=False):
         """
         if not len(ops.lane):
             return cls(np.empty((0, 5), np.int64), np.empty(0, np.int64))
-        begun = _latest_so_far(ops)
-        gap = _computes_before(placed, ops, begun)
+        begin = _latest_so_far(ops)
+        gap = _computes_before(placed, ops, begin)
         place = _PLACE_IN_STREAM[ops.kind]
-        order = np.lexsort((ops.seq, place, begun, gap, ops.stage, ops.lane))
+        order = np.lexsort((ops.seq, place, begin, gap, ops.stage, ops.lane))
         worker, code = ops.lane * (int(ops.stage.max()) + 1) + ops.stage, place * (int(ops.chunk.max()) + 2) + ops.chunk
         fresh = np.any(np.diff([worker[order], gap[order]], prepend=-1), axis=0)
         backs = np.cumsum(~fresh & (np.diff(code[order], prepend=0) <= 0))
@@ -125,10 +125,10 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
         """[rows, 1] if all lanes with the op agree. `usual`: of cells without an op in these lanes."""
         of_cells = np.full(len(cell_row), usual, np.int32)
         of_cells[cells.cell_of_op] = values
-        wide = old.shape[1] > 1 or bool((of_cells[cells.cell_of_op] != values).any())
-        new = np.empty((rows, lanes if wide else 1), np.int32)
+        varies = old.shape[1] > 1 or bool((of_cells[cells.cell_of_op] != values).any())
+        new = np.empty((rows, lanes if varies else 1), np.int32)
         new[common], new[cell_row] = old, of_cells[:, None]
-        if wide:
+        if varies:
             new[op_row, ops.lane] = values
         return new
 
@@ -166,18 +166,18 @@ def _latest_so_far(ops: OccasionalOps) -> Floats:
     number = np.cumsum(np.diff(run[order], prepend=-1) != 0)
     starts, rank = np.unique(ops.start[order], return_inverse=True)
     latest = np.maximum.accumulate(number * len(starts) + rank) - number * len(starts)
-    begun = np.empty(len(order))
-    begun[order] = starts[latest]
-    return begun
+    begin = np.empty(len(order))
+    begin[order] = starts[latest]
+    return begin
 
 
-def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begun: Floats) -> Ints:
+def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begin: Floats) -> Ints:
     """The number of placed ops of its compute stream before each op, in the order of `merged_order`, [ops]."""
     before = np.zeros(len(ops.lane), np.int64)
     for stage, kind, rows in _stream_rows(placed.by_stage):
         of_stage = np.flatnonzero(ops.stage == stage)
         starts = np.maximum.accumulate(placed.start[rows], axis=0)
-        lane, time = ops.lane[of_stage], begun[of_stage]
+        lane, time = ops.lane[of_stage], begin[of_stage]
         ties_first = COMPUTE_STREAM.index(kind) < _PLACE_IN_STREAM[ops.kind[of_stage]]
         low, high = np.zeros(len(of_stage), np.int64), np.full(len(of_stage), len(starts))
         while (low < high).any():

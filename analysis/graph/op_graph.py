@@ -94,12 +94,7 @@ class OpGraph:
 
     @classmethod
     def from_frames(
-        cls,
-        ops: pl.DataFrame,
-        edges: pl.DataFrame,
-        *,
-        axes: Sequence[str] = (),
-        groups: Sequence[ProcessGroup] = (),
+        cls, ops: pl.DataFrame, edges: pl.DataFrame, *, axes: Sequence[str] = (), groups: Sequence[ProcessGroup] = ()
     ) -> OpGraph:
         """Validate two frames and build the graph.
 
@@ -121,10 +116,10 @@ class OpGraph:
     def describe(self, op: int) -> str:
         """The name of an op in messages."""
         named = next((name for name in ("name", "kind") if name in self.labels), None)
-        what = self.peer_names[self.peer[op]]
+        name = self.peer_names[self.peer[op]]
         if named is not None and self.labels[named].codes[op] != UNLABELLED:
-            what = str(self.labels[named].value(int(self.labels[named].codes[op])))
-        return f"{what} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
+            name = str(self.labels[named].value(int(self.labels[named].codes[op])))
+        return f"{name} of rank {self.rank[op]} at {self.start[op]:.6g} s of step {self.step[op]}"
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """The graph in networkx, for exploration: a node per op with all labels, edges with `why`."""
@@ -220,8 +215,8 @@ class _Reader:
         column = self.ops[name]
         if not column.dtype.is_integer():
             raise TraceError(f"ops: column {name!r} has type {column.dtype}; expected an integer; convert the column")
-        bad = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
-        _refuse(f"ops: column {name!r}", column, bad.to_numpy(), "expected an integer >= 0")
+        invalid = column.is_null() | (column < 0) | (column > np.iinfo(np.int32).max)
+        _refuse(f"ops: column {name!r}", column, invalid.to_numpy(), "expected an integer >= 0")
         return column.cast(pl.Int32).to_numpy()
 
     def seconds(self, name: str) -> Floats:
@@ -232,19 +227,19 @@ class _Reader:
         values = column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
         is_duration = name == "duration"
         least, most = (0.0, LONGEST_S) if is_duration else (-LATEST_S, LATEST_S)
-        bad = ~((values >= least) & (values <= most))
-        first, expected = values[bad.argmax()], f"finite seconds{' >= 0' if is_duration else ''}"
+        invalid = ~((values >= least) & (values <= most))
+        first, expected = values[invalid.argmax()], f"finite seconds{' >= 0' if is_duration else ''}"
         if np.isfinite(first) and abs(first) > most:
             expected = f"at most {most:,.0f} seconds; convert the column"
-        _refuse(f"ops: column {name!r}", column, bad, f"expected {expected}")
+        _refuse(f"ops: column {name!r}", column, invalid, f"expected {expected}")
         return np.ascontiguousarray(values)
 
     def label(self, name: str) -> Label:
         """A column as a label: integers as they are, anything else by name."""
         column = self.ops[name]
         if column.dtype.is_integer():
-            bad = ((column < 0) | (column > np.iinfo(np.int32).max)).fill_null(value=False)
-            _refuse(f"ops: label {name!r}", column, bad.to_numpy(), "expected an integer >= 0")
+            invalid = ((column < 0) | (column > np.iinfo(np.int32).max)).fill_null(value=False)
+            _refuse(f"ops: label {name!r}", column, invalid.to_numpy(), "expected an integer >= 0")
             return Label(column.cast(pl.Int32).fill_null(UNLABELLED).to_numpy())
         codes, names = _numbered(self.text(name))
         if len(names) > MOST_VALUES:
@@ -300,8 +295,8 @@ class _Reader:
             if not column.dtype.is_integer() and self.edges.height:
                 raise TraceError(f"edges: column {name!r} has type {column.dtype}; expected row numbers of the ops")
             rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
-            bad = (rows < 0) | (rows >= self.ops.height)
-            _refuse(f"edges: column {name!r}", column, bad, f"the ops have rows 0 to {self.ops.height - 1}")
+            invalid = (rows < 0) | (rows >= self.ops.height)
+            _refuse(f"edges: column {name!r}", column, invalid, f"the ops have rows 0 to {self.ops.height - 1}")
             ends.append(rows.astype(np.int32))
         if "why" not in self.edges.columns:
             return ends[0], ends[1], np.zeros(self.edges.height, np.uint8)
@@ -331,11 +326,11 @@ class _Reader:
         return Mesh(ranks, sizes, coordinates)
 
 
-def _refuse(what: str, column: pl.Series, bad: Bools, expected: str) -> None:
-    """Raise TraceError for the first `bad` value of a column, if there is any."""
-    if bad.any():
-        row = int(bad.argmax())
-        raise TraceError(f"{what}, row {row}: {quoted(column[row])}; {expected}")
+def _refuse(subject: str, column: pl.Series, invalid: Bools, expected: str) -> None:
+    """Raise TraceError for the first `invalid` value of a column, if there is any."""
+    if invalid.any():
+        row = int(invalid.argmax())
+        raise TraceError(f"{subject}, row {row}: {quoted(column[row])}; {expected}")
 
 
 def _numbered(column: pl.Series) -> tuple[Int32s, tuple[str, ...]]:
@@ -393,18 +388,18 @@ def _members_not_recorded(graph: OpGraph, groups: Sequence[ProcessGroup], member
     label, by_name = graph.labels["group"], {group.name: group for group in groups}
     used = {int(code): str(label.value(int(code))) for code in np.unique(label.codes[members]) if code != UNLABELLED}
     number, rank, code = graph.rendezvous[members], graph.rank[members], label.codes[members]
-    strange = ~np.isin(code, [one for one, name in used.items() if name in by_name])
+    strange = ~np.isin(code, [group_code for group_code, name in used.items() if name in by_name])
     if strange.any():
-        odd = int(strange.argmax())
-        name = used.get(int(code[odd]), "")
-        raise GraphError(f"{graph.describe(int(members[odd]))}: its group {name!r:.40} is not among the groups")
+        index = int(strange.argmax())
+        name = used.get(int(code[index]), "")
+        raise GraphError(f"{graph.describe(int(members[index]))}: its group {name!r:.40} is not among the groups")
     width = 1 + max(int(rank.max()), *(max(group.ranks, default=0) for group in groups))
-    allowed = [one * width + member for one, name in used.items() for member in by_name[name].ranks]
+    allowed = [group_code * width + member for group_code, name in used.items() for member in by_name[name].ranks]
     outside = ~np.isin(code.astype(np.int64) * width + rank, allowed)
     if outside.any():
-        odd = int(outside.argmax())
-        name = used[int(code[odd])]
-        raise GraphError(f"{graph.describe(int(members[odd]))}: rank {rank[odd]} is not a member of group {name!r}")
+        index = int(outside.argmax())
+        name = used[int(code[index])]
+        raise GraphError(f"{graph.describe(int(members[index]))}: rank {rank[index]} is not a member of group {name!r}")
     _, first, counts = np.unique(number, return_index=True, return_counts=True)
     sizes = np.zeros(1 + max(used), np.int64)
     for group_code, name in used.items():

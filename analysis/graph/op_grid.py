@@ -73,9 +73,9 @@ class OpGrid(Struct, frozen=True, eq=False):
 
     def parts(self, values: Floats) -> Iterator[GridPart]:
         """`values`, which broadcast to the grid's shape, as parts of the blocks."""
-        wide = np.broadcast_to(values, self.shape)
+        full = np.broadcast_to(values, self.shape)
         for place in self.places:
-            of_place = self._cells(wide, place)[:, place.lanes]
+            of_place = self._cells(full, place)[:, place.lanes]
             yield GridPart(
                 place.block, place.rows, of_place if place.present is None else np.where(place.present, of_place, 1.0)
             )
@@ -216,8 +216,8 @@ def _parts(labels: Ints, microbatch: Ints) -> int:
     parts = int((labels[:, 0] == labels[0, 0]).sum())
     if parts == 1 or len(labels) % parts:
         return 1
-    apart = labels.reshape(-1, parts, labels.shape[1])
-    one_label = (apart == apart[:, :1]).all() and (np.diff(apart[:, 0], axis=0) > 0).all()
+    by_part = labels.reshape(-1, parts, labels.shape[1])
+    one_label = (by_part == by_part[:, :1]).all() and (np.diff(by_part[:, 0], axis=0) > 0).all()
     return parts if one_label else 1
 
 
@@ -292,9 +292,9 @@ class ComputeTable(Struct, frozen=True, eq=False, dict=True):
             if (of_stage == 1).all():
                 continue
             # Chunks and microbatches share one axis of rows, steps and DP ranks one of lanes.
-            wide = np.broadcast_to(of_stage, self.shape[2:]).reshape(chunks * microbatches, steps * dp_ranks)
+            full = np.broadcast_to(of_stage, self.shape[2:]).reshape(chunks * microbatches, steps * dp_ranks)
             computes, lane = part.computes, part.step * dp_ranks + part.dp_index
-            factor = wide[: len(computes)]
+            factor = full[: len(computes)]
             if not np.array_equal(lane, np.arange(steps * dp_ranks)):
                 factor = factor[:, lane]
             if computes.parts > 1:

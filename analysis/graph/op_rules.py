@@ -67,12 +67,7 @@ def op_graph(trace: OpTrace) -> OpGraph:
     edges = _each_once(pl.concat([rule(trace.ops) for rule in rules] or [NO_EDGES]), trace.ops.height)
     read = ["waits_for", "why", *(KINETO_COLUMNS if "kineto" in trace.rules else ())]
     stated = [name for name in read if name in trace.ops.columns]
-    return OpGraph.from_frames(
-        trace.ops.drop(stated),
-        edges,
-        axes=trace.axes,
-        groups=trace.groups,
-    )
+    return OpGraph.from_frames(trace.ops.drop(stated), edges, axes=trace.axes, groups=trace.groups)
 
 
 def _rule(name: str) -> DependencyRule:
@@ -281,7 +276,7 @@ class _Rules:
         )
         row, rows = waits["row"].to_numpy(), self.gpu[self.launcher[self.gpu] >= 0]
         names, first = np.unique(self.stream[rows], return_index=True)
-        code = {name: int(one) for name, one in zip(self.ops["stream"].gather(rows[first]), names, strict=True)}
+        code = {name: int(number) for name, number in zip(self.ops["stream"].gather(rows[first]), names, strict=True)}
 
         def stream(column: str) -> Ints:
             return np.array([code.get(f"stream {number}", -1) for number in waits[column]], np.int64)
@@ -425,10 +420,6 @@ def _frame(before: Ints, after: Ints, why: str) -> pl.DataFrame:
 
 #: Maps the ops of a trace, in row order, to edges: `before` and `after` (row numbers, Int64) and `why`.
 DependencyRule = Callable[[pl.DataFrame], pl.DataFrame]
-RULES: dict[str, DependencyRule] = {
-    "explicit": explicit_edges,
-    "streams": stream_edges,
-    "kineto": kineto_edges,
-}
+RULES: dict[str, DependencyRule] = {"explicit": explicit_edges, "streams": stream_edges, "kineto": kineto_edges}
 #: Columns without which a rule cannot run.
 NEEDED = {"streams": ("rank", "start"), "kineto": ("rank", "start", "duration", "name")}

@@ -87,7 +87,7 @@ class RecordedLanes(Struct, frozen=True, eq=False):
             columns["present"] = [
                 np.broadcast_to(np.True_ if part.present is None else part.present, part.start.shape) for part in parts
             ]
-        recorded = {name: np.concatenate(some, axis=1) for name, some in columns.items() if some[0] is not None}
+        recorded = {name: np.concatenate(rows, axis=1) for name, rows in columns.items() if rows[0] is not None}
         return cls(parts[0].structure, **recorded)
 
     def is_behind(self, first: int, second: int) -> bool:
@@ -107,7 +107,7 @@ class RecordedLanes(Struct, frozen=True, eq=False):
         A row counts from its middle on, because rounding can move its begin or end to the other side of such a time.
         """
         middle = (self.start[rows] + self.end[rows]) / 2
-        return np.asarray([(middle < one).sum(axis=0) for one in times], np.int64).reshape(times.shape)
+        return np.asarray([(middle < time).sum(axis=0) for time in times], np.int64).reshape(times.shape)
 
 
 def sampled_lanes(count: int) -> Ints:
@@ -152,13 +152,13 @@ def infer_posting(jobs_lanes: Iterable[RecordedLanes]) -> PostingRule:
     if votes[Posting.BATCHED][1] < FEWEST_TELLING:  # no send stands alone, so the calls themselves decide
         votes[Posting.BATCHED] = together
     for posting in (Posting.BATCHED, Posting.ANY_DIRECTION, Posting.SAME_DIRECTION):
-        obeyed, telling = votes[posting]
-        if telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling:
-            return PostingRule(posting, float(obeyed / telling), int(telling))
-    obeyed, telling = votes[Posting.SAME_DIRECTION]
-    if telling < FEWEST_TELLING:
+        obeyed, decisive = votes[posting]
+        if decisive >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * decisive:
+            return PostingRule(posting, float(obeyed / decisive), int(decisive))
+    obeyed, decisive = votes[Posting.SAME_DIRECTION]
+    if decisive < FEWEST_TELLING:
         return PUBLISHED
-    return PostingRule(Posting.EARLY, float(1 - obeyed / telling), int(telling))
+    return PostingRule(Posting.EARLY, float(1 - obeyed / decisive), int(decisive))
 
 
 def with_posting(lanes: RecordedLanes, rule: PostingRule) -> Structure:
@@ -320,8 +320,8 @@ class _PostingStage:
         order = np.argsort(behind, kind="stable")
         transfers, behind = transfers[order], behind[order]
         start, end = self.start[transfers], self.end[transfers]
-        apart = start[1:] > (start[:-1] + end[:-1]) / 2
-        begins = np.r_[True, (np.diff(behind) > 0) | (apart.mean(axis=1) > 0.5)]
+        separate = start[1:] > (start[:-1] + end[:-1]) / 2
+        begins = np.r_[True, (np.diff(behind) > 0) | (separate.mean(axis=1) > 0.5)]
         return tuple(zip(behind[begins].tolist(), np.split(transfers, np.flatnonzero(begins)[1:]), strict=True))
 
 
@@ -329,9 +329,9 @@ def _votes(start: Floats, ready: Floats, bound: Floats, where: Bools | bool = Tr
     """Of the ops for which `bound` ended after `ready`: the number that began nearer to `bound`, and their total
     number.
     """
-    telling = where & (bound > ready + SMALLEST_GAP_S)
+    decisive = where & (bound > ready + SMALLEST_GAP_S)
     behind = start > np.where(np.isfinite(ready), (ready + bound) / 2, bound - SMALLEST_GAP_S)
-    return np.array([(telling & behind).sum(), telling.sum()], np.float64)
+    return np.array([(decisive & behind).sum(), decisive.sum()], np.float64)
 
 
 def with_host_order(lanes: RecordedLanes) -> Structure | None:
@@ -405,22 +405,22 @@ def _buffered(structure: Structure, posted: Floats, resumed: Floats, row: int) -
     if structure.kind[row] not in SENDS:
         return False
     (recv,) = np.setdiff1d(np.flatnonzero(structure.group == structure.group[row]), [row])
-    met = resumed[row] >= posted[recv]
-    return bool(met.mean() < OBEYED_SHARE)
+    overlaps = resumed[row] >= posted[recv]
+    return bool(overlaps.mean() < OBEYED_SHARE)
 
 
 def gathers_first(jobs_lanes: Iterable[RecordedLanes]) -> bool:
     """True if the first compute of each stage waits for the parameters of all chunks."""
-    obeyed = telling = 0
+    obeyed = decisive = 0
     for lanes in jobs_lanes:
         waits_for, after = lanes.structure.before, lanes.structure.after
         for first, gathers in _first_computes(lanes.structure):
             anyway = lanes.end[waits_for[after == first]].max(axis=0)
             gathered = lanes.end[gathers].max(axis=0)
             tells = gathered - anyway > SMALLEST_GAP_S
-            telling += int(tells.sum())
+            decisive += int(tells.sum())
             obeyed += int((tells & (lanes.start[first] > (anyway + gathered) / 2)).sum())
-    return telling >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * telling
+    return decisive >= FEWEST_TELLING and obeyed >= OBEYED_SHARE * decisive
 
 
 def with_gathering_among_work(structure: Structure, lanes: RecordedLanes) -> Structure:

@@ -140,7 +140,7 @@ def with_inferred_transfers(trace: Trace, virtual: Ints, whole: Whole = UNDIVIDE
     recorded = computes.select(list(SCHEMA))
     others = trace.ops.join(recorded, on=[*_STAGE, "kind", "seq"], how="anti")
     received = pl.concat([_received(computes, direction, short(trace.name)) for direction in (FORWARD, BACKWARD)])
-    usual = whole.agreed(lambda: _waits(received), _usual_waits)
+    usual = whole.combined(lambda: _waits(received), _usual_waits)
     types = {name: received.schema[name] for name in _LINK} | {"usual": pl.Float64}
     waits = pl.DataFrame([(*link, wait) for link, wait in usual.items()], types, orient="row")
     at_most = pl.min_horizontal("took", pl.col("usual").fill_null(0.0))
@@ -193,7 +193,7 @@ def _waits(received: pl.DataFrame) -> dict[tuple[Any, ...], Floats]:
 
 def _usual_waits(parts: Sequence[Mapping[tuple[Any, ...], Floats]]) -> dict[tuple[Any, ...], float]:
     """The median of each link. In: `_waits` of batches of steps."""
-    return {link: float(np.median(np.concatenate(some))) for link, some in by_name(parts).items()}
+    return {link: float(np.median(np.concatenate(of_parts))) for link, of_parts in by_name(parts).items()}
 
 
 def _where(name: str, row: dict[str, object]) -> str:

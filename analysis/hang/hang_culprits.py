@@ -37,9 +37,10 @@ def find_hang(record: FlightRecord) -> HangReport:
     rendezvous, graph = case.rendezvous, case.graph
     sinks = find_sinks(graph, rendezvous)
     mismatches = find_mismatches(record, rendezvous, case.hidden)
-    explained = {int(case.stall[graph.world_size + one.id]) for one in mismatches}
+    explained = {int(case.stall[graph.world_size + mismatch.id]) for mismatch in mismatches}
     doubtful = set(rendezvous.doubtful)
-    culprits = [_mismatched(case, one, rank) for one in mismatches for rank in one.ranks if rank not in doubtful]
+    differing = [(row, rank) for row in mismatches for rank in row.ranks if rank not in doubtful]
+    culprits = [_mismatched(case, mismatch, rank) for mismatch, rank in differing]
     named = {culprit.rank for culprit in culprits}
     ranks = [rank for rank in _proven(case, sinks) if rank in graph.broken or int(case.stall[rank]) not in explained]
     culprits += [_stuck(case, rank) for rank in ranks if rank not in named]
@@ -61,13 +62,14 @@ def find_hang(record: FlightRecord) -> HangReport:
             out_of_order = _out_of_order(case, ring, {True, None})
             culprits += out_of_order
             undecided += [] if out_of_order else [_ring(case, ring)]
-    return report_of(case, [one for one in culprits if one.rank not in doubtful], undecided)
+    return report_of(case, [culprit for culprit in culprits if culprit.rank not in doubtful], undecided)
 
 
 def _doubtful(sinks: Sinks, mismatches: list[Mismatch], doubtful: set[int]) -> list[int]:
     """The ranks in doubt at which waiting ends, or whose calls differ or may differ."""
-    differing = {rank for one in mismatches for rank in one.ranks if rank in doubtful}
-    return sorted({*sinks.doubtful, *differing} or (doubtful if any(not one.ranks for one in mismatches) else set()))
+    differing = {rank for mismatch in mismatches for rank in mismatch.ranks if rank in doubtful}
+    unplaced = any(not mismatch.ranks for mismatch in mismatches)
+    return sorted({*sinks.doubtful, *differing} or (doubtful if unplaced else set()))
 
 
 def _in_doubt(case: Case, rank: int) -> UndecidedStall:
@@ -182,9 +184,11 @@ def _stuck(case: Case, rank: int) -> HangCulprit:
         sign = () if dump.operations else (_nothing_open(case, rank),)
     # A process that wrote a dump is there: its interpreter may be locked, or the rank has nothing to do in this group.
     wrote = dump is not None and dump.process is None and dump.problem is None and rank not in case.rendezvous.stale
-    gone = StallClass.SILENT if wrote else StallClass.GONE
+    stall_class = StallClass.HOST
+    if sign:
+        stall_class = StallClass.SILENT if wrote else StallClass.GONE
     posted = () if sign else _posted_receive(case, rank)
-    return _culprit(case, rank, gone if sign else StallClass.HOST, _awaited_in(case, rank), (*sign, *missed, *posted))
+    return _culprit(case, rank, stall_class, _awaited_in(case, rank), (*sign, *missed, *posted))
 
 
 def _nothing_open(case: Case, rank: int) -> str:
@@ -223,7 +227,7 @@ def _not_issued(case: Case, rank: int) -> tuple[str, ...]:
 
 
 def _mismatched(case: Case, mismatch: Mismatch, rank: int) -> HangCulprit:
-    calls = "; ".join(f"rank {one}: {call}" for one, call in mismatch.calls)
+    calls = "; ".join(f"rank {caller}: {call}" for caller, call in mismatch.calls)
     evidence = (
         f"calls of {case.group(mismatch.id)} number {case.operation(mismatch.id).rsplit(' ', 1)[-1]} differ: {calls}"
     )
@@ -339,7 +343,7 @@ def _is_level(case: Case, rank: int, number: int) -> bool | None:
 
 def _out_of_place(case: Case, rank: int, number: int, waiting: list[int]) -> HangCulprit:
     own = _earliest(case, rank)
-    sites = [_called_at(case, one, at) for one, at in ((waiting[0], number), (rank, own))]
+    sites = [_called_at(case, member, operation) for member, operation in ((waiting[0], number), (rank, own))]
     evidence = (
         f"{_wait(waiting)} in {case.place(number)}{sites[0]}; it waits for one of them in"
         f" {case.place(own)}{sites[1]}: it left a call out, or calls in another order"
@@ -401,7 +405,7 @@ def report_of(case: Case, culprits: list[HangCulprit], undecided: list[Undecided
     begin, end = case.graph.edges
     backwards = adjacency(end, begin, case.graph.nodes)
     behind = {culprit.rank: _held_up(case, culprit, backwards) for culprit in culprits}
-    numbered = [replace(each, stall=numbers[each.stall], waiting=len(behind[each.rank])) for each in culprits]
+    numbered = [replace(row, stall=numbers[row.stall], waiting=len(behind[row.rank])) for row in culprits]
     numbered.sort(key=lambda culprit: (culprit.stall, culprit.rank))
     waiting = _waiting(case, {culprit.rank for culprit in culprits})
     readable = {rank for rank, dump in record.dumps.items() if dump.problem is None}
@@ -468,7 +472,7 @@ def _waiting(case: Case, culprits: set[int]) -> tuple[WaitingRank, ...]:
             holders[number] = sorted(holders.get(number, []), key=lambda rank: (rank not in culprits, rank))[
                 : SHOWN + 1
             ]
-        for_ranks = [one for one in holders[number] if one != rank][:SHOWN]
+        for_ranks = [holder for holder in holders[number] if holder != rank][:SHOWN]
         group = case.record.groups[case.rendezvous.operations["group"][number]]
         waits.append(WaitingRank(rank, tuple(for_ranks), words[number], group.description))
     return tuple(waits)

@@ -50,7 +50,7 @@ class Rendezvous:
 
 
 def find_rendezvous(record: FlightRecord) -> Rendezvous:
-    """Collectives and transfers that are unfinished somewhere, in the order in which they were first issued."""
+    """Collectives and transfers that are unfinished on some rank, in the order in which they were first issued."""
     doubtful = [rank for rank, dump in record.dumps.items() if dump.doubt is not None]
     rendezvous, impossible = _find(record, doubtful)
     if not impossible:
@@ -102,7 +102,7 @@ def _against_all(record: FlightRecord, sequences: pl.DataFrame, newest: pl.DataF
 
     def of_others(values: pl.Expr, *, highest: bool) -> pl.Expr:
         ordered = values.sort(descending=highest, nulls_last=True)
-        first, second = (ordered.slice(at, 1).first().over("group") for at in (0, 1))
+        first, second = (ordered.slice(position, 1).first().over("group") for position in (0, 1))
         return pl.when(values == first).then(second).otherwise(first)
 
     ranks = pl.len().over("group")
@@ -111,8 +111,8 @@ def _against_all(record: FlightRecord, sequences: pl.DataFrame, newest: pl.DataF
     new = newest_ns >= of_others(since_ns, highest=False)
     others_new = (ranks > 2) | (of_others(newest_ns, highest=True) >= since_ns)
     counted = sequences.filter(issued.is_not_null()).join(seen, on=["rank", "group"])
-    odd = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
-    return set(counted.filter((ranks > 1) & odd)["rank"])
+    strange = ((behind > 0) & new) | ((ahead > 0) & others_new) | (ahead > FURTHEST)
+    return set(counted.filter((ranks > 1) & strange)["rank"])
 
 
 def _against_status(record: FlightRecord) -> set[int]:
@@ -146,14 +146,13 @@ def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:
         pl.col("sequence").filter(done).max().alias("last_done"),
     )
     statuses = _statuses(record)
-    both = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
-    return both.select(
+    merged = seen.join(statuses, on=["rank", "group"], how="full", coalesce=True)
+    return merged.select(
         "rank",
         "group",
         pl.when(certain).then(pl.max_horizontal("seen", "issued")).alias("issued"),
         pl.max_horizontal(
-            pl.coalesce(pl.when(certain).then(pl.col("first_open") - 1), "last_done"),
-            pl.col("finished"),
+            pl.coalesce(pl.when(certain).then(pl.col("first_open") - 1), "last_done"), pl.col("finished")
         ).alias("finished"),
     )
 
@@ -240,11 +239,11 @@ def _transfers(
             pl.col("id").cast(pl.Int64), pl.lit(value=False).alias("needs_all"), pl.lit(value=True).alias("p2p")
         )
     )
-    both = pl.concat(
+    sides = pl.concat(
         [operations.select("id", *pair, "place", pl.col(end).alias("rank")) for end in ("source", "target")]
     )
     members = (
-        both.filter(pl.col("rank") != NOBODY)
+        sides.filter(pl.col("rank") != NOBODY)
         .unique(["id", "rank"])
         .join(
             ends.select("rank", *pair, "place", "order", "progress", "call_site"),

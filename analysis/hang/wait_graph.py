@@ -139,7 +139,7 @@ def find_sinks(graph: WaitGraph, rendezvous: Rendezvous) -> Sinks:
     more_ranks, more_operations, rings_left = _ends(graph, edges)
     return Sinks(
         tuple(sorted({*ranks, *(rank for rank in more_ranks if inside[rank])})),
-        tuple(sorted({*operations, *(one for one in more_operations if inside[one + graph.world_size])})),
+        tuple(sorted({*operations, *(number for number in more_operations if inside[number + graph.world_size])})),
         unreceived,
         tuple(ring for ring in rings_left if inside[list(ring)].all()),
         doubtful,
@@ -322,12 +322,12 @@ def _mismatch(
     # The group's own history does not show it: a rank that skips a rare call makes the usual one in its place.
     siblings = [
         place
-        for place, one in enumerate(record.groups)
-        if place != group and one.description == record.groups[group].description
+        for place, sibling in enumerate(record.groups)
+        if place != group and sibling.description == record.groups[group].description
     ]
     usual = signed.filter(pl.col("group").is_in(siblings))
-    ever = set(usual["signature"])
-    elsewhere = [one for one in counts if one in ever]
+    seen = set(usual["signature"])
+    elsewhere = [call for call in counts if call in seen]
     right = (
         _most(counts)
         or _most(_alike(signed.filter(group=group), calls, usual))

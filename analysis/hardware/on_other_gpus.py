@@ -95,11 +95,11 @@ def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestio
 
 def _ties(answers: Sequence[OnGpu], number: int) -> Sequence[int]:
     """The answers whose intervals overlap with that of this one; -1 for the job as it is."""
-    own = answers[number].step_time_s.in_production
-    others = [(-1, own.now, own.now)]
+    interval = answers[number].step_time_s.in_production
+    others = [(-1, interval.now, interval.now)]
     steps = [answer.step_time_s.in_production for answer in answers]
     others += [(place, step.low, step.high) for place, step in enumerate(steps) if place != number]
-    return [place for place, low, high in others if low <= own.high and own.low <= high]
+    return [place for place, low, high in others if low <= interval.high and interval.low <= high]
 
 
 def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tuple[Passport, list[str]]:
@@ -177,7 +177,7 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
         changes = [(self.ops.priced(cost),) for cost in costs]
         same = all(np.array_equal(cost, self.ops.cost_s) for cost in costs)
         now = self._recorded_s
-        value, low, high = (now if same else self._replayed_step_s(each) for each in changes)
+        value, low, high = (now if same else self._replayed_step_s(change) for change in changes)
         unprofiled, without = self._unprofiled(changes, same=same)
         limit = self._bottleneck((*changes[0], *without))
         return OtherStepTime(now, value, min(low, value), max(high, value), unprofiled), limit
@@ -196,11 +196,11 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
     def _bottleneck(self, changes: tuple[Intervention, ...]) -> Limit:
         """What takes most of the critical path: the work of GPUs, communication, or hosts."""
         path, works = critical_path(self.ops.replay, changes), self.ops.works
-        work = works.of_op[path.ops_of(self.ops.cells)]
-        spent = np.bincount(work, path.cost_s, len(works.each)) / len(path.graph.steps)
+        row = works.of_op[path.ops_of(self.ops.cells)]
+        spent = np.bincount(row, path.cost_s, len(works.each)) / len(path.graph.steps)
         total: dict[Limit, float] = {"compute": 0.0, "communication": 0.0, "host": path.mean_delay_s}
-        for each, seconds in zip(works.each, spent.tolist(), strict=True):
-            total[_LIMITS.get(each.kind, "compute")] += seconds
+        for work, seconds in zip(works.each, spent.tolist(), strict=True):
+            total[_LIMITS.get(work.kind, "compute")] += seconds
         return max(total, key=lambda limit: total[limit])
 
     def _balanced(self, cost_s: Floats, step_s: float) -> Balanced | None:
@@ -233,9 +233,9 @@ class Hardware(Struct, frozen=True, eq=False, dict=True):
 
     def _lacks(self, scaled: Sequence[Scaled]) -> list[str]:
         """What makes the answer worse than it could be."""
-        works, tiers = self.ops.works.each, {one.tier for one in scaled}
+        works, tiers = self.ops.works.each, {scaled_work.tier for scaled_work in scaled}
         products = [work for work in works if work.kind == "matmul"]
-        stay = {work.kind for work, one in zip(works, scaled, strict=True) if one.tier == "unchanged"}
+        stay = {work.kind for work, scaled_work in zip(works, scaled, strict=True) if scaled_work.tier == "unchanged"}
         lacks = []
         if unknown := sorted(stay - _LIMITS.keys()):
             lacks.append(f"neither kernels nor peaks of both cards tell how long {listed(unknown)} take: they stay")
@@ -266,8 +266,8 @@ class HardwareOfRecording(Hardware, frozen=True, eq=False):
         if now is None:
             return None, ()
         likely, *others = (
-            unprofiled_after(self.job, each, bounds=number == 0)
-            for number, each in enumerate(changes[:1] if same else changes)
+            unprofiled_after(self.job, change, bounds=number == 0)
+            for number, change in enumerate(changes[:1] if same else changes)
         )
         assert likely is not None, "the cost of recording does not depend on the GPU"
         step = likely.step_s
@@ -288,8 +288,8 @@ class HardwareOfRecording(Hardware, frozen=True, eq=False):
 def _costs(ops: Ops, scaled: Sequence[Scaled], chosen: Bools, error: float) -> Floats:
     """The cost of each op on the other GPU, seconds, [ops]. `error`: of all that is scaled, in logarithms."""
     more = np.exp(error)
-    factor = np.array([1.0 if one.tier == "unchanged" else one.factor * more for one in scaled])[ops.works.of_op]
-    cast_s = np.array([one.cast_s for one in scaled])[ops.works.of_op]
+    factor = np.array([1.0 if work.tier == "unchanged" else work.factor * more for work in scaled])[ops.works.of_op]
+    cast_s = np.array([work.cast_s for work in scaled])[ops.works.of_op]
     return np.where(chosen, ops.cost_s * factor + cast_s, ops.cost_s)
 
 

@@ -128,8 +128,8 @@ def _checked(path: str | os.PathLike[str], table: pl.DataFrame) -> pl.DataFrame:
     kernels = table.select(pl.col(name).cast(kind, strict=False) for name, kind in KERNEL_SCHEMA.items())
     times = pl.col("time_s").is_between(1e-9, 1e6)
     sizes = [pl.col(name).is_between(0, 1 << 40) for name in _SIZES]
-    product = pl.col("kind") != "matmul"
-    shaped = [product | (pl.col(name) >= 1) for name in _SIZES]
+    no_product = pl.col("kind") != "matmul"
+    shaped = [no_product | (pl.col(name) >= 1) for name in _SIZES]
     sane = times & pl.col("bytes").is_finite() & pl.all_horizontal(*sizes, *shaped)
     named = pl.all_horizontal(pl.col(name).is_not_null() for name in _NAMES)
     wrong = kernels.select((~(sane & named)).fill_null(value=True).arg_true()).to_series()
@@ -163,7 +163,8 @@ def _beyond_peak(head: PassportHead, kernels: pl.DataFrame) -> str | None:
 def _shipped() -> tuple[Passport, ...]:
     """The passports that come with tracekit."""
     folder = files("tracekit.analysis.hardware").joinpath("passports")
-    return tuple(Passport.read(str(one)) for one in sorted(folder.iterdir(), key=str) if str(one).endswith(".parquet"))
+    paths = sorted(map(str, folder.iterdir()))
+    return tuple(Passport.read(path) for path in paths if path.endswith(".parquet"))
 
 
 def known_passport(gpu: str | None) -> Passport | None:
@@ -174,7 +175,7 @@ def known_passport(gpu: str | None) -> Passport | None:
     card = Card.named(gpu)
     if gpu is None or card is None:
         return None
-    measured = next((each for each in _shipped() if Card.named(each.head.gpu) == card), None)
+    measured = next((passport for passport in _shipped() if Card.named(passport.head.gpu) == card), None)
     if measured is not None:
         return measured
     peaks = {"fp16": card.half, "bf16": card.half, "tf32": card.tensor, "fp32": card.single}

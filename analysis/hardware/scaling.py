@@ -139,9 +139,9 @@ class _Pairs(Struct, frozen=True, eq=False, dict=True):
         return _OF_PEAKS if self.longer.any() else 0.0
 
 
-def _weights(apart: Floats) -> Floats:
+def _weights(distance: Floats) -> Floats:
     """The weights of kernels that are so far apart, powers of two, [..., sizes]."""
-    return np.asarray(1 / ((apart**2).sum(axis=-1) + _NEAR) ** 2)
+    return np.asarray(1 / ((distance**2).sum(axis=-1) + _NEAR) ** 2)
 
 
 class Scaling(Struct, frozen=True, eq=False, dict=True):
@@ -212,7 +212,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
         return Scaled("roofline", times * now / then, self._error_of_peaks, group=("peaks",))
 
     def _types(self, work: Work) -> tuple[str | None, str | None]:
-        """The types in which a product computes, now and then."""
+        """The types in which a product computes on the GPU of the trace and on the other one."""
         if self.precision is None:
             return work.dtype, work.dtype
         return work.dtype, "fp32" if self.precision == "tf32" and not work.switched else self.precision
@@ -248,7 +248,7 @@ class Scaling(Struct, frozen=True, eq=False, dict=True):
             return 0.0
         errors = []
         for dtype in self.source.kernels["dtype"].unique().to_list():
-            peaks = [one.head.peak_tflops.get(dtype) for one in (self.source, self.target)]
+            peaks = [passport.head.peak_tflops.get(dtype) for passport in (self.source, self.target)]
             pairs = self._pairs("matmul", dtype, dtype)
             if pairs is not None and peaks[0] and peaks[1]:
                 errors.append(pairs.error_of(float(np.log(peaks[0] / peaks[1]))))
@@ -277,12 +277,12 @@ def _joined(source: pl.DataFrame, target: pl.DataFrame, *, product: bool, same_t
     """The kernels that both tables have, None if there are none."""
     same = [*_SIZES, *([] if product else ["op"]), *(["dtype"] if same_type else [])]
     means = [table.group_by(same).agg(pl.col("time_s").log().mean()) for table in (source, target)]
-    both = means[0].join(means[1], on=same, suffix="_then").sort(same)
-    if both.is_empty():
+    measured = means[0].join(means[1], on=same, suffix="_then").sort(same)
+    if measured.is_empty():
         return None
-    sizes = np.log2(np.maximum(both.select(_SIZES).to_numpy().astype(np.float64), 1.0))
+    sizes = np.log2(np.maximum(measured.select(_SIZES).to_numpy().astype(np.float64), 1.0))
     places = sizes if product else sizes.sum(axis=1, keepdims=True)
-    return _Pairs(places, both["time_s_then"].to_numpy() - both["time_s"].to_numpy())
+    return _Pairs(places, measured["time_s_then"].to_numpy() - measured["time_s"].to_numpy())
 
 
 class Work(Struct, frozen=True):
@@ -323,9 +323,9 @@ def works_by_row(table: pl.DataFrame, work_of_row: Callable[[tuple[Any, ...]], W
     works = [work_of_row(row) for row in table[first].iter_rows()]
     usual = _usual_type(works, np.bincount(number, taken_s, len(works)).astype(np.float64))
     typed = [msgspec.structs.replace(work, dtype=work.dtype or usual) for work in works]
-    each = tuple(dict.fromkeys(typed))
-    place = {work: index for index, work in enumerate(each)}
-    return Works(each, np.array([place[work] for work in typed], np.int64)[number])
+    distinct = tuple(dict.fromkeys(typed))
+    place = {work: index for index, work in enumerate(distinct)}
+    return Works(distinct, np.array([place[work] for work in typed], np.int64)[number])
 
 
 def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs: str | None) -> Work:
@@ -344,10 +344,10 @@ def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs
     if kind == KernelClass.MATRIX_PRODUCT:
         return Work("matmul", dtype, product_shape(operator, dims), switched=True)
     elements = element_count(dims)
-    both = f"{operator} {name}"
-    if _SOFTMAX.search(both):
+    names = f"{operator} {name}"
+    if _SOFTMAX.search(names):
         return Work("softmax", dtype, elements=elements, keeps_type=True)
-    if _NORM.search(both):
+    if _NORM.search(names):
         return Work("norm", dtype, elements=elements, keeps_type=True)
     keeps_type = _FLOAT32.search(operator) is not None
     return Work("copy" if _COPY.search(operator) else "elementwise", dtype, elements=elements, keeps_type=keeps_type)
@@ -355,7 +355,7 @@ def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs
 
 def _type_of(name: str, types: Sequence[Any], *, product: bool) -> str | None:
     """The type in which a kernel computes; None if neither its inputs nor its name say so."""
-    stated = next((_TYPES[str(one).lower()] for one in types if str(one).lower() in _TYPES), None)
+    stated = next((_TYPES[str(name).lower()] for name in types if str(name).lower() in _TYPES), None)
     if stated is None:
         return next((dtype for dtype, pattern in _NAMED_TYPES if pattern.search(name)), None)
     return "tf32" if product and stated == "fp32" and _TENSOR_CORES.search(name) else stated

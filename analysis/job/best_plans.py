@@ -86,7 +86,7 @@ def in_gb(memory_gb: float | None) -> str:
 
 def plan_row(plan: OptimizedPlan) -> tuple[str, ...]:
     """A row of the table of plans."""
-    again = ",".join(str(stage) for stage, on in enumerate(plan.recompute) if on)
+    recomputed = ",".join(str(stage) for stage, recomputes in enumerate(plan.recompute) if recomputes)
     return (
         ",".join(map(str, plan.split)),
         seconds(plan.step_time_s),
@@ -94,7 +94,7 @@ def plan_row(plan: OptimizedPlan) -> tuple[str, ...]:
         in_gb(plan.memory_gb),
         plan.schedule,
         str(plan.microbatches),
-        f"stages {again}" if again else "-",
+        f"stages {recomputed}" if recomputed else "-",
     )
 
 

@@ -136,7 +136,7 @@ def build(
 
 def mean_times(times: StepTimes, with_delays_s: Maybe[float] = UNSET) -> Times:
     """The mean step. `with_delays_s`: replayed with launch delays."""
-    recorded, original, ideal = (float(each.mean()) for each in (times.recorded, times.original, times.ideal))
+    recorded, original, ideal = (float(times_s.mean()) for times_s in (times.recorded, times.original, times.ideal))
     return Times(recorded, original, ideal, with_delays_s)
 
 
@@ -223,22 +223,22 @@ def _words(overlap: Overlap | None, experts: Experts | None, asked: ReportOption
 def experts_sentence(experts: Experts) -> str:
     """Where loads were read, and why ranks wait for each other."""
     source = "unknown" if experts.source is None else f"by {_SOURCES[experts.source]}"
-    why = [f"{_because(one)} ({seconds(one.saved_s)} a step)" for one in experts.causes]
+    why = [f"{_because(cause)} ({seconds(cause.saved_s)} a step)" for cause in experts.causes]
     even = ["no uneven loads that cost 1% of a step"] if experts.fits and not experts.cut else []
     return "; ".join([f"loads {source}", *(why or even), *experts.notes])
 
 
 def _because(cause: CauseOfImbalance) -> str:
     title = _LATE_PEER if cause.cause == "late-peer" else detector_of(cause.cause).title
-    of = (("rank", cause.rank), ("in most layers expert", cause.expert))
-    named = [f"{name} {value}" for name, value in of if value is not None]
+    places = (("rank", cause.rank), ("in most layers expert", cause.expert))
+    named = [f"{name} {value}" for name, value in places if value is not None]
     return f"{title}: {', '.join(named)}" if named else title
 
 
 def _hidden(overlap: Overlap) -> str:
-    total = sum(one.communication_s for one in overlap.ranks) or 1.0
-    hidden, waits = sum(one.both_s for one in overlap.ranks), sum(one.wait_s for one in overlap.ranks)
-    taxes = [one.sm_tax_at_most_s for one in overlap.ranks if one.sm_tax_at_most_s]
+    total = sum(row.communication_s for row in overlap.ranks) or 1.0
+    hidden, waits = sum(row.both_s for row in overlap.ranks), sum(row.wait_s for row in overlap.ranks)
+    taxes = [row.sm_tax_at_most_s for row in overlap.ranks if row.sm_tax_at_most_s]
     at_most = "at most " if overlap.ranks[0].wait_basis == "minimum" else ""
     tax = f"; hiding cost at most {seconds(sum(taxes))} of SM time" if taxes else ""
     waiting = f"{at_most}{seconds(waits)} of it is waiting, not transfer"
@@ -248,15 +248,15 @@ def _hidden(overlap: Overlap) -> str:
 def _overlap_tables(overlap: Overlap) -> list[Table]:
     """What communication compute hides, by rank, by collective and by pair."""
     ranks = [
-        (str(one.rank), *map(seconds, (one.compute_s, one.communication_s, one.exposed_s, one.wait_s)),
-         f"{one.hidden_share:.1%}", "-" if one.sm_tax_at_most_s is None else seconds(one.sm_tax_at_most_s))
-        for one in overlap.ranks
+        (str(row.rank), *map(seconds, (row.compute_s, row.communication_s, row.exposed_s, row.wait_s)),
+         f"{row.hidden_share:.1%}", "-" if row.sm_tax_at_most_s is None else seconds(row.sm_tax_at_most_s))
+        for row in overlap.ranks
     ]  # fmt: skip
     names = [
-        (one.name, f"{one.ops:,}", *map(seconds, (one.seconds, one.exposed_s, one.wait_s)))
-        for one in overlap.collectives
+        (row.name, f"{row.ops:,}", *map(seconds, (row.seconds, row.exposed_s, row.wait_s)))
+        for row in overlap.collectives
     ]
-    pairs = [(f"{one.communication} under {one.compute}", seconds(one.seconds)) for one in overlap.pairs]
+    pairs = [(f"{row.communication} under {row.compute}", seconds(row.seconds)) for row in overlap.pairs]
     heads = ("rank", "compute", "communication", "exposed", "waiting", "hidden", "SM tax <=")
     tables = [
         _table("Overlap", heads, ranks),
@@ -269,23 +269,23 @@ def loads_sections(experts: Experts | None) -> Iterator[Section]:
     """Yield the loads of experts, if they are known, as a picture and a table, and the prices of plans."""
     if experts is not None and experts.layers:
         yield _grid(experts.layers)
-        rows = [(str(one.layer), f"{one.max_over_mean:.2f}", f"{one.deviation:.2f}") for one in experts.layers]
+        rows = [(str(row.layer), f"{row.max_over_mean:.2f}", f"{row.deviation:.2f}") for row in experts.layers]
         yield _table("Layers of experts", ("layer", "max over mean", "± over steps"), rows)
     if experts is not None and experts.rebalance:
-        why = [f"{one.plan}: {one.unknown}" for one in experts.rebalance if one.unknown]
+        why = [f"{row.plan}: {row.unknown}" for row in experts.rebalance if row.unknown]
         yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
 
 
 def _grid(layers: Sequence[LayerLoads]) -> ShareGrid:
     """Tokens of each rank over the mean, in each layer."""
-    means = [sum(one.tokens_by_rank) / len(one.tokens_by_rank) or 1.0 for one in layers]
+    means = [sum(row.tokens_by_rank) / len(row.tokens_by_rank) or 1.0 for row in layers]
     return ShareGrid(
         title="Loads of experts",
         down="layer",
         across="rank",
-        rows=[str(one.layer) for one in layers],
+        rows=[str(row.layer) for row in layers],
         columns=[str(rank) for rank in range(len(layers[0].tokens_by_rank))],
-        values=[[tokens / mean - 1 for tokens in one.tokens_by_rank] for one, mean in zip(layers, means, strict=True)],
+        values=[[tokens / mean - 1 for tokens in row.tokens_by_rank] for row, mean in zip(layers, means, strict=True)],
         unit="tokens",
     )
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
 #: A label with more values than this is attributed only on request.
 MOST_VALUES_UNASKED = 512
-#: Columns of a recording's GPU ops that reports read beside the op trace.
+#: Columns of a recording's GPU ops that reports read besides the op trace.
 _READ_OF_GPU_OPS = (
     "rank", "start", "duration", "name", "activity", "kernel_class", "shape", "launch", "collective", "received",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class OfGraph(Job):
         return GraphReplay(self.graph, measure_op_durations(self.graph))
 
     def recorded(self) -> Recorded | None:
-        """Return what a recording of GPUs shows beside its ops; None for other op traces."""
+        """Return what a recording of GPUs shows besides its ops; None for other op traces."""
         return None
 
     @cached_property
@@ -82,7 +82,7 @@ class OfGraph(Job):
     def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
         if asked.layers is not None:
             raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
-        self.refuse_of_pipelines(asked)
+        self.refuse_pipeline_options(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
         replay, evidence, analysed = self.replay, self.evidence, ANALYSED[type(self.evidence)]
@@ -161,9 +161,9 @@ class OfGraph(Job):
             self.ops.name,
             ops.filter(drawn_ops),
             [
-                OpTimeline(one.name, one.start[drawn_ops], one.duration[drawn_ops],
-                           place[one.critical_path[drawn_ops[one.critical_path]]])
-                for one in drawn
+                OpTimeline(timeline.name, timeline.start[drawn_ops], timeline.duration[drawn_ops],
+                           place[timeline.critical_path[drawn_ops[timeline.critical_path]]])
+                for timeline in drawn
             ],
         )  # fmt: skip
         return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
@@ -176,7 +176,7 @@ class OfGraph(Job):
         start, end = graph.ops.start, graph.ops.start + graph.ops.duration
         if changes is not RECORDED:
             drawn = timelines(self.replay, changes)
-            start, end = (graph.of_ops(each) for each in ([one.start for one in drawn], [one.end for one in drawn]))
+            start, end = (graph.of_ops([getattr(line, name) for line in drawn]) for name in ("start", "end"))
         return OpTimeline(name, start, end - start, path.ops_of([block.op for block in graph.blocks]))
 
     def _usual_labels(self) -> list[str]:

@@ -163,9 +163,9 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
         steps, ops = len(self.evidence.steps), self.evidence.ops.height
         return self._outline_of({"step": steps, "op": ops}, source="ops", steps=steps, ops=ops)
 
-    def _outline_of(self, counts: Mapping[str, int], **own: Any) -> Outline:
+    def _outline_of(self, counts: Mapping[str, int], **fields: Any) -> Outline:
         """The outline, with the number of ranks and other `counts` in words."""
-        evidence, device = self.evidence, own.get("gpu")
+        evidence, device = self.evidence, fields.get("gpu")
         numbers = {"rank": len(evidence.ranks), **counts}
         sizes = ", ".join(counted(count, name) for name, count in numbers.items() if count)
         return Outline(
@@ -174,7 +174,7 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
             sizes=f"{sizes} on {short(device, _WIDEST_NAME)}" if device else sizes,
             gpus=evidence.gpus,
             ranks=len(evidence.ranks),
-            **own,
+            **fields,
         )
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
@@ -198,7 +198,7 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
         times = {"recorded": mean.recorded, "launch delays removed": mean.original, "and all ranks alike": mean.ideal}
         slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
         rows = ((name, seconds(time_s)) for name, time_s in times.items())
-        worst = sorted(self.shares_by_rank.items(), key=lambda each: -each[1].slowdown)[:_FEWEST_RANKS]
+        worst = sorted(self.shares_by_rank.items(), key=lambda item: -item[1].slowdown)[:_FEWEST_RANKS]
         alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
         return Table("Method", (f"Times of a {self.evidence.whole}", "mean"), (*rows, ("S", slowdown), *alone))
 
@@ -295,7 +295,7 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
 
     @property
     def _recorded(self) -> Recorded | None:
-        """What the recording shows beside its ops; None if only these are left."""
+        """What the recording shows besides its ops; None if only these are left."""
         return self.evidence.recorded
 
     @property
@@ -346,14 +346,14 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
         return [group for group in self.labels if self._recorded is None or group.labels != ("rank",)]
 
     def _ranks(self, recorded: Recorded, most: int) -> Table:
-        """At most so many ranks, the one that the others wait for first; a rank alone waits for nobody."""
+        """At most so many ranks, the one that the others wait for first; a single rank has no waits."""
         several = len(self.evidence.ranks) > 1
-        each = list(
+        ranked = list(
             zip(recorded.breakdowns, recorded.waits.wait.tolist(), recorded.waits.sole_delay.tolist(), strict=True)
         )
-        each.sort(key=lambda row: -row[2])
+        ranked.sort(key=lambda row: -row[2])
         rows = []
-        for rank, wait, sole_delay in each:
+        for rank, wait, sole_delay in ranked:
             parts = (rank.compute_s, rank.communication_s, rank.exposed_communication_s, rank.idle_s)
             shares = [f"{part / (rank.span_s or 1.0) * 100:.0f}%" for part in parts]
             waits = (seconds(sole_delay), seconds(wait)) if several else ()

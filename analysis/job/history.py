@@ -70,7 +70,7 @@ class History(Struct, frozen=True):
     @property
     def all_slower(self) -> bool:
         """Whether all became slower in the same window, which changed work explains as well as machines do."""
-        since = {(one.since_job, one.since_window) for one in self.slower}
+        since = {(host.since_job, host.since_window) for host in self.slower}
         return 1 < self.hosts == len(self.slower) and len(since) == 1
 
 
@@ -105,9 +105,9 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
     rises, compared = list[Slower](), 0
     for host, of_host in now.items():
         same = [
-            (where, number, of[host].seconds)
-            for where, number, of in seen
-            if host in of and of[host].work == of_host.work
+            (where, number, hosts[host].seconds)
+            for where, number, hosts in seen
+            if host in hosts and hosts[host].work == of_host.work
         ]
         if len(same) < FEWEST_WINDOWS:
             continue
@@ -121,8 +121,8 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
             rises.append(
                 Slower(host, of_host.ranks, before_s, now_s, now_s / before_s - 1, since, number, counts, chance)
             )
-    certain = (replace(each, chance=each.chance * compared) for each in rises)
-    slower = sorted((each for each in certain if each.chance <= 1 - CONFIDENCE), key=lambda each: -each.change)
+    certain = (replace(rise, chance=rise.chance * compared) for rise in rises)
+    slower = sorted((rise for rise in certain if rise.chance <= 1 - CONFIDENCE), key=lambda rise: -rise.change)
     return History(name, newest, compared, len(seen), tuple(slower), _saved(of_now, slower))
 
 
@@ -158,16 +158,17 @@ def _hosts(trace: Trace) -> dict[str, _OfHost]:
         members.setdefault(trace.hosts.get(rank, f"rank {rank}"), []).append((rank, seconds, stage, computes))
     return {
         host: _OfHost(
-            tuple(rank for rank, *_ in of),
-            tuple(sorted((stage, computes) for *_, stage, computes in of)),
-            float(np.mean([seconds for _, seconds, *_ in of])),
+            tuple(rank for rank, *_ in ranks),
+            tuple(sorted((stage, computes) for *_, stage, computes in ranks)),
+            float(np.mean([seconds for _, seconds, *_ in ranks])),
         )
-        for host, of in members.items()
+        for host, ranks in members.items()
     }
 
 
 def _shift(level: Floats) -> tuple[int, float]:
-    """After how many windows a level has risen for good, and the probability that chance does that, at any of them.
+    """After how many windows a level has risen for good, and the probability that it rises like that by chance after
+    any of them.
 
     Student's t-test of the windows since against two or more before, one-sided, with the variance of both; the chance
     of each place is multiplied by their number (Bonferroni).
@@ -187,5 +188,5 @@ def _saved(job: PipelineJob, slower: list[Slower]) -> float:
     if not slower:
         return 0.0
     kinds = f"kind={','.join(_COMPUTES)}"
-    parts = [f"rank={','.join(map(str, one.ranks))} and {kinds} * {one.before_s / one.now_s:.9f}" for one in slower]
+    parts = [f"rank={','.join(map(str, host.ranks))} and {kinds} * {host.before_s / host.now_s:.9f}" for host in slower]
     return job.answer(" + ".join(parts)).saved_gpu_hours_per_day

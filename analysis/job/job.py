@@ -190,7 +190,7 @@ class Job(ABC):
         metadata = self.trace.metadata
         return {"source": self.source, **self.trace.sizes, **{name: metadata.get(name) for name in SAME_JOB}}
 
-    def refuse_of_pipelines(self, asked: ReportOptions) -> None:
+    def refuse_pipeline_options(self, asked: ReportOptions) -> None:
         """Raise SelectionError if workers or bubbles are asked for: only pipelines have stages and microbatches."""
         if asked.worker_steps:
             raise SelectionError(f"--parquet is for pipeline traces; {short(self.trace.name)} is {self.source}")
@@ -204,7 +204,7 @@ class Job(ABC):
         """Raise GraphError if the ops of the job contradict each other and its report would not say so."""
 
     def lean(self) -> Job | ReplayedJob:
-        """Return the part of the job that a report needs, without what takes memory for nothing."""
+        """Return the part of the job that a report needs; the rest of its memory can be freed."""
         return self
 
     @cached_property

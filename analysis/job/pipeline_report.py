@@ -226,13 +226,7 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         if not self.asked.wants_bubbles:
             return None, (), (), ()
         from tracekit.analysis.bubbles.bubbles import find_bubbles
-        from tracekit.analysis.bubbles.picture import (
-            bubbles_sentence,
-            bubbles_tables,
-            draw_step,
-            summary,
-            timeline_of,
-        )
+        from tracekit.analysis.bubbles.picture import bubbles_sentence, bubbles_tables, draw_step, summary, timeline_of
 
         bubbles, pictures = find_bubbles(self.job.replay, self.asked.schedules), list[Picture]()
         if bubbles.window_s is not None:
@@ -456,7 +450,7 @@ def _contributions(
 
 
 def _by_worker(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> list[OfWorker]:
-    """Exact S of every worker beside the paper's approximation min(S_dp, S_pp), worst first."""
+    """Exact S of every worker next to the paper's approximation min(S_dp, S_pp), worst first."""
     workers = [Worker(dp_rank, stage) for dp_rank in attribution.dp_ranks for stage in range(attribution.stages)]
     errors = attribution.errors(attribution.by_worker.reshape(len(attribution.steps), -1))
     nodes = [(rank, None if rank is None else hosts.get(rank)) for rank in map(ranks.get, workers)]

@@ -118,7 +118,7 @@ class RlJob(Job):
                 raise self._not_for(option)
         if asked.layers is not None:
             raise self._not_for("--layers", "pipeline traces")
-        self.refuse_of_pipelines(asked)
+        self.refuse_pipeline_options(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
             progress("replaying the steps")
@@ -288,13 +288,13 @@ def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
 def _sections(account: RlAccount) -> Iterator[Table]:
     """Phases, losses and prices."""
 
-    def row(name: str, value_s: float) -> tuple[str, str, str]:
+    def table_row(name: str, value_s: float) -> tuple[str, str, str]:
         return name, seconds(value_s), percent(value_s / account.step_s)
 
-    rest = [] if account.unaccounted_s is None else [row("unaccounted", account.unaccounted_s)]
-    phases = (*(row(short(one.phase, 30), one.seconds) for one in account.phases), *rest)
+    rest = [] if account.unaccounted_s is None else [table_row("unaccounted", account.unaccounted_s)]
+    phases = (*(table_row(short(row.phase, 30), row.seconds) for row in account.phases), *rest)
     yield Table("Phases", ("Phase", "a step", "share"), phases)
-    losses = tuple(row(one.loss, one.lost_s) for one in account.losses)
+    losses = tuple(table_row(row.loss, row.lost_s) for row in account.losses)
     if losses:
         notes = [] if account.generation is not None else ["those within the generation need trajectories"]
         if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
@@ -313,7 +313,7 @@ def _step(account: RlAccount) -> Iterator[str]:
         yield f"the trainer waits {seconds(account.trainer_wait_s)}"
     if account.staleness:
         yield f"weights lag behind by {counted(account.staleness, 'step')}"
-    if not account.flagged and sum(one.seconds for one in account.phases) > account.step_s * (1 + CONTRADICTION):
+    if not account.flagged and sum(row.seconds for row in account.phases) > account.step_s * (1 + CONTRADICTION):
         yield "phases overlap, so that their shares add up to more than 100%"
     if account.unaccounted_s is None:
         yield "logged as the sum of its phases, so time outside them is unknown"
@@ -362,10 +362,10 @@ def _pictures_of(run: PostTrainingRun, phases: Sequence[str]) -> list[Picture]:
 def _requests(generations: Generations) -> BarTimeline:
     """The requests of the longest generation, by engine and start."""
     ran, longest = generations.ran, int(generations.recorded.argmax())
-    own, tail = np.flatnonzero(ran.step == longest), generations.longest()[longest]
-    own = own[np.lexsort((ran.start[own], ran.engine[own]))]
-    drawn = own[np.unique(np.linspace(0, len(own) - 1, min(len(own), _MOST_REQUESTS)).astype(int))].tolist()
-    first = float(ran.submit[own].min())
+    rows, tail = np.flatnonzero(ran.step == longest), generations.longest()[longest]
+    rows = rows[np.lexsort((ran.start[rows], ran.engine[rows]))]
+    drawn = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), _MOST_REQUESTS)).astype(int))].tolist()
+    first = float(ran.submit[rows].min())
 
     def bars() -> Iterator[TimelineBar]:
         for row, request in enumerate(drawn):

@@ -83,7 +83,7 @@ def effect_of(
     the others. Raises TooLittleError.
 
     Each value is compared with the median of the peers at that time, which removes what all have in common; then with
-    what the host's own series was when it agreed with its peers, which removes the fingerprint of each node. A fault
+    what the host's own series was when it combined with its peers, which removes the fingerprint of each node. A fault
     often lasts longer than a trace, so the past is only that part; without it, peers alone are compared, and
     fingerprints count as noise. Noise is measured: the same figure of the other hosts, and of all hosts at other times.
     """
@@ -109,8 +109,8 @@ def effect_of(
 
 
 def _no_overlap(span: TimeSpan, window: TimeSpan) -> str:
-    apart = window.since - span.until if window.since > span.until else window.until - span.since
-    hours = round(apart / 3600)
+    distance_s = window.since - span.until if window.since > span.until else window.until - span.since
+    hours = round(distance_s / 3600)
     zone = (
         f"; a time zone would explain {hours:+d} h: write times as seconds since 1970 UTC"
         if 0 < abs(hours) <= 14
@@ -238,10 +238,10 @@ class _Measure:
         count = full["piece"].n_unique()
         if count < EFFECTS.fewest_windows:
             return others
-        apart = full.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
+        differences = full.join(past, on="series").with_columns(size=pl.col("r") - pl.col("past"))
         # A window is part of the past that it is compared with, which the interval is not.
         wider = math.sqrt((count + 1) / (count - 1)) if self.has_peers else 1.0
-        return np.concatenate([others, wider * self._slowest(apart, "host", "piece")])
+        return np.concatenate([others, wider * self._slowest(differences, "host", "piece")])
 
     def _slowest(self, sizes: pl.DataFrame, *by: str) -> Floats:
         """The size of the slowest series in each group."""
@@ -251,8 +251,8 @@ class _Measure:
     def _apart(self, series: int) -> float | None:
         """How far a series is from those of too few peers in the interval; None without any."""
         rows = self.of_peers.filter(pl.col("inside") & (pl.col("series") == series))
-        apart = rows.select(location(pl.col("r"), self.metric)).item() if rows.height else None
-        return apart if isinstance(apart, float) else None
+        departure = rows.select(location(pl.col("r"), self.metric)).item() if rows.height else None
+        return departure if isinstance(departure, float) else None
 
 
 def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
@@ -273,7 +273,7 @@ def scanned(samples: Samples, baselines: Sequence[Samples]) -> Iterator[Alarm]:
     for metric, departures in of_metrics.items():
         if departures is None:
             continue
-        healthy = [of_run for one in baselines if (of_run := _departures(one, metric)) is not None]
+        healthy = [of_run for baseline in baselines if (of_run := _departures(baseline, metric)) is not None]
         yield from _alarms(departures, metric, *_limits(healthy, departures))
 
 
@@ -297,10 +297,12 @@ def _departures(samples: Samples, metric: str) -> pl.DataFrame | None:
     center, sigma = spread_of(usual["usual"].to_numpy())
     fingerprint = (pl.col("usual") - center).abs() <= EFFECTS.sigmas * sigma
     usual = usual.with_columns(usual=pl.when(fingerprint).then("usual").otherwise(center))
-    own = residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
+    departures = (
+        residuals.join(usual, on="series").with_columns(r=pl.col("r") - pl.col("usual")).sort("series", "moment")
+    )
     width = max(int(EFFECTS.smoothed_s / spacing), 1)
     smoothed = pl.col("r").rolling_median_by("moment", f"{width}i", min_samples=max(width * 3 // 4, 1)).over("series")
-    departures = own.with_columns(smoothed=smoothed).drop_nulls("smoothed")
+    departures = departures.with_columns(smoothed=smoothed).drop_nulls("smoothed")
     return None if departures.is_empty() else departures.with_columns(pl.col("time") - EFFECTS.smoothed_s / 2)
 
 

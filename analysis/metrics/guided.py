@@ -102,9 +102,9 @@ def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
         return untestable(suspicion, why, tried[0].metrics[:1])
     measured = [_measured(samples, mechanism, suspicion) for mechanism in tried]
     usual = measured[0]
-    for each in measured:
-        if each.confirms(suspicion.excess):
-            return _concluded(samples, suspicion, each, MetricVerdict.CONFIRMED, usual)
+    for measurement in measured:
+        if measurement.confirms(suspicion.excess):
+            return _concluded(samples, suspicion, measurement, MetricVerdict.CONFIRMED, usual)
     if usual.effect is None:
         return _lacking(suspicion, usual.why_not or "", usual.metric, missing=usual.missing)
     if usual.predicts(_OF_95) < _LEAST * suspicion.excess:
@@ -138,7 +138,7 @@ def _measured(samples: Samples, mechanism: Mechanism, suspicion: Suspicion) -> _
     host = short_host(suspicion.host)
     of_host = samples.series.filter(host=host)["metric"]
     metric = next((name for name in mechanism.metrics if name in of_host), mechanism.metrics[0])
-    if (why := samples.why_not_one(host, metric)) is not None:
+    if (why := samples.why_not_one_machine(host, metric)) is not None:
         return _Measured(mechanism, metric, None, why)
     try:
         effect = effect_of(samples, metric, host, suspicion.window, _peers(samples, suspicion), mechanism.slow)
@@ -163,8 +163,8 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
             return untestable(suspicion, why)
     for hours in _ZONES:
         moved = TimeSpan(suspicion.window.since + 3600 * hours, suspicion.window.until + 3600 * hours)
-        then = replace(suspicion, window=moved)
-        if samples.hold(moved) and _measured(samples, usual.mechanism, then).confirms(suspicion.excess):
+        moved_suspicion = replace(suspicion, window=moved)
+        if samples.hold(moved) and _measured(samples, usual.mechanism, moved_suspicion).confirms(suspicion.excess):
             when = "later" if hours > 0 else "earlier"
             why = f"metrics show it {abs(hours):g} h {when}: write times as seconds since 1970 UTC"
             return untestable(suspicion, why)
@@ -185,10 +185,12 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
 def _why_unclear(usual: _Measured, suspicion: Suspicion) -> str:
     """Why a measured metric neither confirms nor refutes."""
     low, high = sorted((usual.predicts(-_OF_95), usual.predicts(_OF_95)))
-    what = f"{usual.metric} predicts {1 + low:.2f}x to {1 + high:.2f}x, the trace shows {1 + suspicion.excess:.2f}x"
+    comparison = (
+        f"{usual.metric} predicts {1 + low:.2f}x to {1 + high:.2f}x, the trace shows {1 + suspicion.excess:.2f}x"
+    )
     if usual.significant and usual.predicts() > _MOST * suspicion.excess:
-        return f"{what}: more than twice as much"
-    return f"{what}: too much noise; sample more often"
+        return f"{comparison}: more than twice as much"
+    return f"{comparison}: too much noise; sample more often"
 
 
 def _concluded(
@@ -240,15 +242,15 @@ def band_of(
     since, until = window.since - margin, window.until + margin
     width = (until - since) / _POINTS
     values = samples.of_metric(metric).filter(pl.col("time").is_between(since, until))
-    own = pl.col("series") == series
+    is_own = pl.col("series") == series
     thinned = (
-        values.filter(own | pl.col("host").is_in(list(peers)))
+        values.filter(is_own | pl.col("host").is_in(list(peers)))
         .with_columns(value=pl.col("value") / mechanism.scale, point=((pl.col("time") - since) / width).floor())
         .group_by("point")
         .agg(
-            own=pl.col("value").filter(own).mean(),
-            low=pl.col("value").filter(~own).quantile(_LOW),
-            high=pl.col("value").filter(~own).quantile(_HIGH),
+            own=pl.col("value").filter(is_own).mean(),
+            low=pl.col("value").filter(~is_own).quantile(_LOW),
+            high=pl.col("value").filter(~is_own).quantile(_HIGH),
         )
         .sort("point")
     )

@@ -109,8 +109,9 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         values = (
             numbers.join(of_keys, on=keys, nulls_equal=True).select("series", "time", "value").sort("series", "time")
         )
-        again = (pl.col("series") == pl.col("series").shift(1)) & (pl.col("time") == pl.col("time").shift(1))
-        marked = values.with_columns(again=again.fill_null(False), differs=pl.col("value") != pl.col("value").shift(1))
+        repeated = (pl.col("series") == pl.col("series").shift(1)) & (pl.col("time") == pl.col("time").shift(1))
+        differs = pl.col("value") != pl.col("value").shift(1)
+        marked = values.with_columns(again=repeated.fill_null(False), differs=differs)
         clean = marked.filter(~pl.col("again")).drop("again", "differs")
         counts = clean.group_by("series").len("all")
         conflicts = (
@@ -163,7 +164,7 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         rates = samples.with_columns(before=before, value=rise / (pl.col("time") - before))
         return rates.filter(pl.col("value") >= 0)
 
-    def why_not_one(self, host: str, metric: str) -> str | None:
+    def why_not_one_machine(self, host: str, metric: str) -> str | None:
         """Why the series of a host are not those of one machine, in words; None if they can be."""
         full = sorted(name for name in self.names.get(host, ()) if "." in name and name != host)
         if len(full) > 1:
@@ -180,8 +181,8 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         )
         for device, uuids in own.select("device", "uuid").iter_rows():
             if len(uuids) > 1:
-                both = " and ".join(sorted(uuids)[:2])
-                return f"device {device} was replaced, or hosts share a name: {both}"
+                uuids_text = " and ".join(sorted(uuids)[:2])
+                return f"device {device} was replaced, or hosts share a name: {uuids_text}"
             for uuid in uuids:
                 where = places.filter(uuid=uuid)
                 if where.height > 1:
@@ -378,8 +379,8 @@ FLEET = (
 
 
 def line_for(metric: str) -> str:
-    """What to add where to have a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
-    needed = next(each for each in _NEEDED if metric in each.metrics)
+    """What to add to an exporter for a metric: "add to dcgm-exporter: DCGM_FI_DEV_SM_CLOCK, gauge, ..."."""
+    needed = next(need for need in _NEEDED if metric in need.metrics)
     return f"add to {needed.exporter}: {needed.line}"
 
 

@@ -12,10 +12,10 @@ KERNEL(rendezvous_starts) {
     for (int64_t group = 0; group < groups; group++) {
         if (rendezvous[group] < 0) continue;
         double *latest = rendezvous_start + rendezvous[group] * steps;
-        for (int64_t at = first_of_group[group]; at < first_of_group[group + 1]; at++) {
-            const double *begun = start + order[at] * lanes;
+        for (int64_t position = first_of_group[group]; position < first_of_group[group + 1]; position++) {
+            const double *begin = start + order[position] * lanes;
             for (int64_t i = 0; i < lanes; i++)
-                if (begun[i] > latest[step[i]]) latest[step[i]] = begun[i];
+                if (begin[i] > latest[step[i]]) latest[step[i]] = begin[i];
         }
     }
     Py_END_ALLOW_THREADS
@@ -42,16 +42,16 @@ KERNEL(transfer_durations) {
             for (int64_t i = 0; i < lanes; i++) latest[i] = rendezvous_start[rendezvous[group] * steps + step[i]];
         } else {
             for (int64_t i = 0; i < lanes; i++) latest[i] = start[order[first] * lanes + i];
-            for (int64_t at = first + 1; at < last; at++) {
-                const double *other = start + order[at] * lanes;
-                for (int64_t i = 0; i < lanes; i++) latest[i] = other[i] > latest[i] ? other[i] : latest[i];
+            for (int64_t position = first + 1; position < last; position++) {
+                const double *begin = start + order[position] * lanes;
+                for (int64_t i = 0; i < lanes; i++) latest[i] = begin[i] > latest[i] ? begin[i] : latest[i];
             }
         }
-        for (int64_t at = first; at < last; at++) {
-            const double *begun = start + order[at] * lanes;
-            double *transfer = cost + order[at] * lanes;
+        for (int64_t position = first; position < last; position++) {
+            const double *begin = start + order[position] * lanes;
+            double *transfer = cost + order[position] * lanes;
             for (int64_t i = 0; i < lanes; i++) {
-                const double value = begun[i] + transfer[i] - latest[i];
+                const double value = begin[i] + transfer[i] - latest[i];
                 clamped += value < lowest;
                 transfer[i] = value < lowest ? 0.0 : value;
             }
@@ -76,12 +76,12 @@ KERNEL(launch_delays) {
     for (int64_t row = 0; row < rows; row++) {
         if (first_wait[row] == first_wait[row + 1]) continue;
         for (int64_t wait = first_wait[row]; wait < first_wait[row + 1]; wait++) {
-            const double *begun = start + waits_for[wait] * lanes, *took = duration + waits_for[wait] * lanes;
+            const double *begin = start + waits_for[wait] * lanes, *taken_s = duration + waits_for[wait] * lanes;
             if (wait == first_wait[row])
-                for (int64_t i = 0; i < lanes; i++) ready[i] = begun[i] + took[i];
+                for (int64_t i = 0; i < lanes; i++) ready[i] = begin[i] + taken_s[i];
             else
                 for (int64_t i = 0; i < lanes; i++) {
-                    const double end = begun[i] + took[i];
+                    const double end = begin[i] + taken_s[i];
                     ready[i] = end > ready[i] ? end : ready[i];
                 }
         }

@@ -19,12 +19,12 @@ static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late
     if (meets && s->apart) return 0;
     const int64_t first_lane = meets ? s->lane_first : lane, last_lane = meets ? s->lane_last : lane + 1;
     double latest = s->start[row * s->lanes + lane];
-    for (int64_t at = s->first_of_group[group]; at < s->first_of_group[group + 1]; at++) {
-        const double *start = s->start + s->order[at] * s->lanes;
+    for (int64_t position = s->first_of_group[group]; position < s->first_of_group[group + 1]; position++) {
+        const double *start = s->start + s->order[position] * s->lanes;
         for (int64_t i = first_lane; i < last_lane; i++)
             if (start[i] > latest) {
                 latest = start[i];
-                *late_row = s->order[at];
+                *late_row = s->order[position];
                 *late_lane = i;
             }
     }
@@ -32,24 +32,24 @@ static int latest_member(const Step *s, int64_t row, int64_t lane, int64_t *late
 }
 
 /* Walk back from one op. Returns the number of ops on the path. */
-static int64_t walk(const Step *s, int64_t row, int64_t lane, int64_t room, int64_t *rows, int64_t *lanes,
+static int64_t walk(const Step *s, int64_t row, int64_t lane, int64_t capacity, int64_t *rows, int64_t *lanes,
                     int64_t *late_rows, int64_t *late_lanes) {
-    int64_t found = 0;
-    while (found < room) {
-        rows[found] = row;
-        lanes[found] = lane;
-        if (!latest_member(s, row, lane, &late_rows[found], &late_lanes[found])) {
-            late_rows[found] = late_lanes[found] = -1;
-            return found + 1;
+    int64_t length = 0;
+    while (length < capacity) {
+        rows[length] = row;
+        lanes[length] = lane;
+        if (!latest_member(s, row, lane, &late_rows[length], &late_lanes[length])) {
+            late_rows[length] = late_lanes[length] = -1;
+            return length + 1;
         }
-        const int64_t late_row = late_rows[found], first = s->first_wait[late_row], last = s->first_wait[late_row + 1];
-        lane = late_lanes[found++];
+        const int64_t late_row = late_rows[length], first = s->first_wait[late_row], last = s->first_wait[late_row + 1];
+        lane = late_lanes[length++];
         if (first == last) break;
         row = s->waits_for[first];
         for (int64_t wait = first + 1; wait < last; wait++)
             if (s->end[s->waits_for[wait] * s->lanes + lane] > s->end[row * s->lanes + lane]) row = s->waits_for[wait];
     }
-    return found;
+    return length;
 }
 
 KERNEL(critical_paths) {
@@ -62,16 +62,16 @@ KERNEL(critical_paths) {
     const int64_t *first_lane = INT64S(a[9]), *row = INT64S(a[10]), *lane = INT64S(a[11]);
     int64_t *counts = INT64S(a[13]), *rows = INT64S(a[14]), *lanes = INT64S(a[15]);
     int64_t *late_rows = INT64S(a[16]), *late_lanes = INT64S(a[17]);
-    const int64_t runs = AXIS(a[10], 0), room = AXIS(a[14], 0);
-    int64_t found = 0;
+    const int64_t runs = AXIS(a[10], 0), capacity = AXIS(a[14], 0);
+    int64_t length = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t run = 0; run < runs; run++) {
         s.lane_first = first_lane[run];
         s.lane_last = first_lane[run + 1];
-        counts[run] = walk(&s, row[run], lane[run], room - found, rows + found, lanes + found, late_rows + found,
-                           late_lanes + found);
-        found += counts[run];
+        counts[run] = walk(&s, row[run], lane[run], capacity - length, rows + length, lanes + length, late_rows + length,
+                           late_lanes + length);
+        length += counts[run];
     }
     Py_END_ALLOW_THREADS
-    LEAVE(PyLong_FromLongLong(found));
+    LEAVE(PyLong_FromLongLong(length));
 }

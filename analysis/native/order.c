@@ -9,24 +9,24 @@ KERNEL(replay_order) {
     const int64_t rows = AXIS(a[0], 0), groups = AXIS(a[6], 0);
     int32_t *open_waits = PyMem_Calloc((size_t)groups + 1, sizeof *open_waits);
     if (!open_waits) LEAVE(PyErr_NoMemory());
-    int64_t found = 0;
+    int64_t ordered_count = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t row = 0; row < rows; row++) open_waits[group[row]] += waits[row];
     for (int32_t number = 0; number < groups; number++)
-        if (open_waits[number] == 0) ordered[found++] = number;
-    for (int64_t done = 0; done < found; done++) {
+        if (open_waits[number] == 0) ordered[ordered_count++] = number;
+    for (int64_t done = 0; done < ordered_count; done++) {
         const int64_t number = ordered[done];
-        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
-            const int64_t row = by_group[at];
+        for (int64_t position = first_of_group[number]; position < first_of_group[number + 1]; position++) {
+            const int64_t row = by_group[position];
             for (int64_t edge = first_next[row]; edge < first_next[row + 1]; edge++) {
                 const int32_t after = group[nexts[edge]];
-                if (--open_waits[after] == 0) ordered[found++] = after;
+                if (--open_waits[after] == 0) ordered[ordered_count++] = after;
             }
         }
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(open_waits);
-    LEAVE(PyLong_FromLongLong(found));
+    LEAVE(PyLong_FromLongLong(ordered_count));
 }
 
 KERNEL(rounds) {
@@ -38,16 +38,16 @@ KERNEL(rounds) {
     const int64_t groups = AXIS(a[0], 0);
     Py_BEGIN_ALLOW_THREADS
     for (int64_t i = 0; i < groups; i++) {
-        const int64_t this = ordered[i];
+        const int64_t current = ordered[i];
         int32_t latest = 0;
-        for (int64_t at = first_of_group[this]; at < first_of_group[this + 1]; at++)
-            for (int64_t wait = first_wait[by_group[at]]; wait < first_wait[by_group[at] + 1]; wait++) {
+        for (int64_t position = first_of_group[current]; position < first_of_group[current + 1]; position++)
+            for (int64_t wait = first_wait[by_group[position]]; wait < first_wait[by_group[position] + 1]; wait++) {
                 const int64_t before = group[waits_for[wait]];
                 const int32_t earliest = number[before] + (rendezvous[before] >= 0);
                 if (earliest > latest) latest = earliest;
             }
-        if (rendezvous[this] >= 0 && of_rendezvous[rendezvous[this]] > latest) latest = of_rendezvous[rendezvous[this]];
-        number[this] = latest;
+        if (rendezvous[current] >= 0 && of_rendezvous[rendezvous[current]] > latest) latest = of_rendezvous[rendezvous[current]];
+        number[current] = latest;
     }
     Py_END_ALLOW_THREADS
     LEAVE(Py_NewRef(Py_None));
@@ -72,17 +72,17 @@ KERNEL(assign_buffers) {
     int32_t buffer_count = 0;
     Py_BEGIN_ALLOW_THREADS
     for (int64_t number = 0; number < groups; number++)
-        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++) {
-            last_use[order[at]] = unit[number];
-            for (int64_t wait = first_wait[order[at]]; wait < first_wait[order[at] + 1]; wait++)
+        for (int64_t position = first_of_group[number]; position < first_of_group[number + 1]; position++) {
+            last_use[order[position]] = unit[number];
+            for (int64_t wait = first_wait[order[position]]; wait < first_wait[order[position] + 1]; wait++)
                 last_use[waits_for[wait]] = unit[number];
         }
     for (int64_t number = 0; number < groups; number++) {
-        for (int64_t at = first_of_group[number]; at < first_of_group[number + 1]; at++)
-            buffer[order[at]] = free_count > 0 ? free_buffers[--free_count] : buffer_count++;
+        for (int64_t position = first_of_group[number]; position < first_of_group[number + 1]; position++)
+            buffer[order[position]] = free_count > 0 ? free_buffers[--free_count] : buffer_count++;
         if (number + 1 < groups && unit[number + 1] == unit[number]) continue;
-        for (int64_t at = begin; at < first_of_group[number + 1]; at++) {
-            const int64_t row = order[at];
+        for (int64_t position = begin; position < first_of_group[number + 1]; position++) {
+            const int64_t row = order[position];
             if (last_use[row] == unit[number] && !released[row]) {
                 released[row] = 1;
                 free_buffers[free_count++] = buffer[row];

@@ -16,10 +16,10 @@ enum { SIDE_BY_SIDE = 16 };
         const int64_t rows = AXIS(a[7], 0), lanes = AXIS(a[7], 1);                                           \
         type *out = a[7].view.buf;                                                                           \
         Py_BEGIN_ALLOW_THREADS                                                                               \
-        for (int64_t some = begin; some < end; some += SIDE_BY_SIDE) {                                       \
-            const int64_t after = some + SIDE_BY_SIDE < end ? some + SIDE_BY_SIDE : end;                     \
+        for (int64_t block = begin; block < end; block += SIDE_BY_SIDE) {                                       \
+            const int64_t after = block + SIDE_BY_SIDE < end ? block + SIDE_BY_SIDE : end;                     \
             for (int64_t row = 0; row < rows; row++)                                                         \
-                for (int64_t i = some; i < after; i++)                                                       \
+                for (int64_t i = block; i < after; i++)                                                       \
                     out[row * lanes + i] = values[first[lane[i] * cells + cell[row]] + seq[row]];            \
         }                                                                                                    \
         Py_END_ALLOW_THREADS                                                                                 \
@@ -38,11 +38,11 @@ KERNEL(hash_streams) {
     const int64_t rows = AXIS(a[0], 0);
     int64_t *heads = PyMem_Malloc((size_t)(parts + 1) * sizeof *heads);
     double *latest = PyMem_Malloc((size_t)(parts + 1) * sizeof *latest);
-    double *some = PyMem_Malloc((size_t)(rows + 1) * SIDE_BY_SIDE * sizeof *some); /* of SIDE_BY_SIDE lanes */
-    if (!heads || !latest || !some) {
+    double *block = PyMem_Malloc((size_t)(rows + 1) * SIDE_BY_SIDE * sizeof *block); /* of SIDE_BY_SIDE lanes */
+    if (!heads || !latest || !block) {
         PyMem_Free(heads);
         PyMem_Free(latest);
-        PyMem_Free(some);
+        PyMem_Free(block);
         LEAVE(PyErr_NoMemory());
     }
     Py_BEGIN_ALLOW_THREADS
@@ -51,13 +51,13 @@ KERNEL(hash_streams) {
         if (place == 0)
             for (int64_t part = 0; part < parts; part++)
                 for (int64_t row = bounds[2 * part]; row < bounds[2 * part + 1]; row++)
-                    memcpy(some + row * SIDE_BY_SIDE, start + row * lanes + lane, (size_t)width * sizeof *some);
+                    memcpy(block + row * SIDE_BY_SIDE, start + row * lanes + lane, (size_t)width * sizeof *block);
         uint64_t value = signature[lane];
         for (int64_t stream = 0; stream < count_streams; stream++) {
             const int64_t first = streams[stream], last = streams[stream + 1];
             for (int64_t part = first; part < last; part++) {
                 heads[part] = bounds[2 * part];
-                latest[part] = some[heads[part] * SIDE_BY_SIDE + place];
+                latest[part] = block[heads[part] * SIDE_BY_SIDE + place];
             }
             for (;;) {
                 int64_t chosen = -1;
@@ -67,7 +67,7 @@ KERNEL(hash_streams) {
                 if (chosen < 0) break;
                 value = (value ^ (uint64_t)(chosen + 1)) * UINT64_C(0x100000001B3);
                 if (++heads[chosen] < bounds[2 * chosen + 1]) {
-                    const double next = some[heads[chosen] * SIDE_BY_SIDE + place];
+                    const double next = block[heads[chosen] * SIDE_BY_SIDE + place];
                     if (next > latest[chosen]) latest[chosen] = next;
                 }
             }
@@ -77,6 +77,6 @@ KERNEL(hash_streams) {
     Py_END_ALLOW_THREADS
     PyMem_Free(heads);
     PyMem_Free(latest);
-    PyMem_Free(some);
+    PyMem_Free(block);
     LEAVE(Py_NewRef(Py_None));
 }

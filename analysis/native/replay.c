@@ -14,27 +14,27 @@ typedef struct {
     int64_t rendezvous_count, rendezvous_steps;
     double *live, *ends, *starts_out, *ends_out;
     int64_t out_lanes; /* 0: no timeline is wanted */
-    const double *none; /* zeros, one per lane */
+    const double *zeros; /* zeros, one per lane */
     const int32_t *choice; /* NULL: costs are those of `matrix_row` */
     const double *chosen;
     int64_t choice_lanes, first_choice;
     double *choice_costs; /* of two rows */
 } Replay;
 
-static inline __attribute__((always_inline)) void copy(double *restrict to, const double *restrict from, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = from[i];
+static inline __attribute__((always_inline)) void copy(double *restrict target, const double *restrict from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) target[i] = from[i];
 }
 
-static inline __attribute__((always_inline)) void raise_to(double *restrict to, const double *restrict other, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = other[i] > to[i] ? other[i] : to[i];
+static inline __attribute__((always_inline)) void raise_to(double *restrict target, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) target[i] = other[i] > target[i] ? other[i] : target[i];
 }
 
-static inline __attribute__((always_inline)) void latest_of(double *restrict to, const double *restrict one, const double *restrict other, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = other[i] > one[i] ? other[i] : one[i];
+static inline __attribute__((always_inline)) void latest_of(double *restrict target, const double *restrict one, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) target[i] = other[i] > one[i] ? other[i] : one[i];
 }
 
-static inline __attribute__((always_inline)) void add(double *restrict to, const double *restrict other, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] += other[i];
+static inline __attribute__((always_inline)) void add(double *restrict target, const double *restrict other, int64_t count) {
+    for (int64_t i = 0; i < count; i++) target[i] += other[i];
 }
 
 static inline __attribute__((always_inline)) void end_after(double *restrict end, double *restrict last, const double *restrict cost, int64_t count) {
@@ -45,8 +45,8 @@ static inline __attribute__((always_inline)) void end_after(double *restrict end
     }
 }
 
-static inline __attribute__((always_inline)) void fill(double *restrict to, double value, int64_t count) {
-    for (int64_t i = 0; i < count; i++) to[i] = value;
+static inline __attribute__((always_inline)) void fill(double *restrict target, double value, int64_t count) {
+    for (int64_t i = 0; i < count; i++) target[i] = value;
 }
 
 /* The launch delay of a row in each lane from `low` on; NULL: it has none. */
@@ -59,8 +59,8 @@ static inline __attribute__((always_inline)) const double *delay_of(const Replay
 
 /* Write to their buffers when the rows of a group are ready. */
 static inline __attribute__((always_inline)) void make_ready(const Replay *r, int64_t first, int64_t last, int64_t low, int64_t width) {
-    for (int64_t at = first; at < last; at++) {
-        const int64_t row = r->order[at];
+    for (int64_t position = first; position < last; position++) {
+        const int64_t row = r->order[position];
         const int64_t wait_first = r->first_wait[row], wait_last = r->first_wait[row + 1];
         double *ready = r->live + r->buffer[row] * width;
         const int64_t waits = wait_last - wait_first;
@@ -105,10 +105,10 @@ static inline __attribute__((always_inline)) const double *choice_costs(const Re
     if (lanes == 1)
         fill(costs, *usual, width);
     else
-        for (int64_t at = 0; at < width; at += lanes) copy(costs + at, usual, lanes);
+        for (int64_t position = 0; position < width; position += lanes) copy(costs + position, usual, lanes);
     for (int64_t lane = 0; lane < lanes; lane++) {
-        const int64_t at = (choice[r->choice_lanes > 1 ? lane : 0] - r->first_choice) * lanes + lane;
-        if (at >= 0 && at < width) costs[at] = chosen[lane];
+        const int64_t position = (choice[r->choice_lanes > 1 ? lane : 0] - r->first_choice) * lanes + lane;
+        if (position >= 0 && position < width) costs[position] = chosen[lane];
     }
     return costs;
 }
@@ -131,24 +131,24 @@ typedef struct {
 
 static inline __attribute__((always_inline)) Row row_of(const Replay *r, int64_t row, double *costs, int64_t low, int64_t width) {
     const int64_t first = r->first_wait[row], waits = r->first_wait[row + 1] - first;
-    Row of = {.fixed = r->constant[row], .end = r->live + r->buffer[row] * width, .one = r->none, .other = r->none};
+    Row inputs = {.fixed = r->constant[row], .end = r->live + r->buffer[row] * width, .one = r->zeros, .other = r->zeros};
     if (waits) {
-        of.one = r->live + r->buffer[r->waits_for[first]] * width;
-        of.other = waits == 1 ? of.one : r->live + r->buffer[r->waits_for[first + 1]] * width;
+        inputs.one = r->live + r->buffer[r->waits_for[first]] * width;
+        inputs.other = waits == 1 ? inputs.one : r->live + r->buffer[r->waits_for[first + 1]] * width;
     }
     if (!waits && r->begin[row] != 0.0) {
-        fill(of.end, r->begin[row], width);
-        of.one = of.other = of.end;
+        fill(inputs.end, r->begin[row], width);
+        inputs.one = inputs.other = inputs.end;
     }
     if (waits > 2) {
-        latest_of(of.end, of.one, of.other, width);
+        latest_of(inputs.end, inputs.one, inputs.other, width);
         for (int64_t wait = first + 2; wait < first + waits; wait++)
-            raise_to(of.end, r->live + r->buffer[r->waits_for[wait]] * width, width);
-        of.one = of.other = of.end;
+            raise_to(inputs.end, r->live + r->buffer[r->waits_for[wait]] * width, width);
+        inputs.one = inputs.other = inputs.end;
     }
-    of.delay = delay_of(r, row, low);
-    of.cost = costs_of(r, row, costs, low, width);
-    return of;
+    inputs.delay = delay_of(r, row, low);
+    inputs.cost = costs_of(r, row, costs, low, width);
+    return inputs;
 }
 
 static inline __attribute__((always_inline)) double later(double one, double other) { return other > one ? other : one; }
@@ -195,8 +195,8 @@ static inline __attribute__((always_inline)) void replay_two(const Replay *r, co
     Row a = row_of(r, rows[0], r->choice_costs, low, width);
     Row b = row_of(r, rows[1], r->choice_costs + width, low, width);
     const int delayed = a.delay || b.delay, fixed = !a.cost && !b.cost;
-    if (!a.delay) a.delay = r->none;
-    if (!b.delay) b.delay = r->none;
+    if (!a.delay) a.delay = r->zeros;
+    if (!b.delay) b.delay = r->zeros;
     if (!fixed && !(a.cost && b.cost)) {
         fill(scratch, a.cost ? b.fixed : a.fixed, width);
         if (a.cost)
@@ -227,8 +227,8 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
             make_ready(r, first, last, low, width);
             if (together) {
                 copy(latest, r->live + r->buffer[r->order[first]] * width, width);
-                for (int64_t at = first + 1; at < last; at++)
-                    raise_to(latest, r->live + r->buffer[r->order[at]] * width, width);
+                for (int64_t position = first + 1; position < last; position++)
+                    raise_to(latest, r->live + r->buffer[r->order[position]] * width, width);
                 if (meets) {
                     meet(r, group, latest, low);
                     if (r->rendezvous_count) continue;
@@ -241,10 +241,10 @@ static inline __attribute__((always_inline)) void run(const Replay *r, double *l
                     fill(latest + r->first_lane[run] - low,
                          r->rendezvous_start[r->rendezvous[group] * r->rendezvous_steps + r->steps[run]],
                          r->first_lane[run + 1] - r->first_lane[run]);
-            for (int64_t at = first; at < last; at++) copy(r->live + r->buffer[r->order[at]] * width, latest, width);
+            for (int64_t position = first; position < last; position++) copy(r->live + r->buffer[r->order[position]] * width, latest, width);
         }
-        for (int64_t at = first; at < last; at++) {
-            const int64_t row = r->order[at];
+        for (int64_t position = first; position < last; position++) {
+            const int64_t row = r->order[position];
             double *restrict end = r->live + r->buffer[row] * width;
             const double *costs = costs_of(r, row, r->choice_costs, low, width);
             if (costs) {
@@ -288,7 +288,7 @@ KERNEL(replay) {
     const int64_t low = r.first_lane[0], width = r.first_lane[r.runs] - low;
     double *latest = PyMem_Calloc((size_t)(4 * width + 1), sizeof *latest);
     if (!latest) LEAVE(PyErr_NoMemory());
-    r.none = latest + width;
+    r.zeros = latest + width;
     r.choice_costs = latest + 2 * width;
     Py_BEGIN_ALLOW_THREADS
     if (width == 16)

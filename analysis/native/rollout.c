@@ -14,21 +14,21 @@ typedef struct {
 } Heap; /* the smallest key first */
 
 static void push(Heap *heap, double key, int64_t request) {
-    int64_t at = heap->count++;
-    for (; at > 0 && heap->entries[(at - 1) / 2].key > key; at = (at - 1) / 2) heap->entries[at] = heap->entries[(at - 1) / 2];
-    heap->entries[at] = (Entry){key, request};
+    int64_t position = heap->count++;
+    for (; position > 0 && heap->entries[(position - 1) / 2].key > key; position = (position - 1) / 2) heap->entries[position] = heap->entries[(position - 1) / 2];
+    heap->entries[position] = (Entry){key, request};
 }
 
 static int64_t pop(Heap *heap) {
     const int64_t first = heap->entries[0].request;
     const Entry last = heap->entries[--heap->count];
-    int64_t at = 0;
-    for (int64_t child; (child = 2 * at + 1) < heap->count; at = child) {
+    int64_t position = 0;
+    for (int64_t child; (child = 2 * position + 1) < heap->count; position = child) {
         if (child + 1 < heap->count && heap->entries[child + 1].key < heap->entries[child].key) child++;
         if (heap->entries[child].key >= last.key) break;
-        heap->entries[at] = heap->entries[child];
+        heap->entries[position] = heap->entries[child];
     }
-    heap->entries[at] = last;
+    heap->entries[position] = last;
     return first;
 }
 
@@ -79,12 +79,12 @@ static void decode(Engine *e, int64_t first, int64_t last) {
             break;
         }
     }
-    for (int64_t at = 0; at < e->running.count; at++) {
-        const Entry entry = e->running.entries[at];
+    for (int64_t position = 0; position < e->running.count; position++) {
+        const Entry entry = e->running.entries[position];
         e->tokens_left[entry.request] += entry.key - steps - first_part(e, entry.request);
     }
-    for (int64_t at = 0; at < e->in_tool.count; at++)
-        e->tool_left[e->in_tool.entries[at].request] = e->in_tool.entries[at].key - now;
+    for (int64_t position = 0; position < e->in_tool.count; position++)
+        e->tool_left[e->in_tool.entries[position].request] = e->in_tool.entries[position].key - now;
 }
 
 KERNEL(roll_out) {
@@ -99,17 +99,17 @@ KERNEL(roll_out) {
     int64_t most = 1;
     for (int64_t i = 0; i < engines; i++)
         if (first[i + 1] - first[i] > most) most = first[i + 1] - first[i];
-    Entry *room = malloc(2 * (size_t)most * sizeof(Entry));
-    if (!room) LEAVE(PyErr_NoMemory());
+    Entry *entries = malloc(2 * (size_t)most * sizeof(Entry));
+    if (!entries) LEAVE(PyErr_NoMemory());
     Py_BEGIN_ALLOW_THREADS
     for (int64_t i = 0; i < engines; i++) {
         e.base_s = base_s[i];
         e.per_request_s = per_request_s[i];
-        e.running = (Heap){room, 0};
-        e.in_tool = (Heap){room + most, 0};
+        e.running = (Heap){entries, 0};
+        e.in_tool = (Heap){entries + most, 0};
         decode(&e, first[i], first[i + 1]);
     }
     Py_END_ALLOW_THREADS
-    free(room);
+    free(entries);
     LEAVE(Py_NewRef(Py_None));
 }

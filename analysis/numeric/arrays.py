@@ -94,7 +94,7 @@ def of_each(function: Callable[..., float], *columns: pl.Series) -> np.ndarray:
     row = np.zeros(int(number.max(initial=-1)) + 1, np.int64)  # one that has the combination
     row[number] = np.arange(len(number))
     values = zip(*(column.gather(row) for column in columns), strict=True)
-    return np.array([function(*one) for one in values])[number]
+    return np.array([function(*row_values) for row_values in values])[number]
 
 
 def adjacency(sources: Ints | Int32s, targets: Ints | Int32s, nodes: int) -> tuple[Int32s, Int32s]:

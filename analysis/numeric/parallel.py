@@ -53,7 +53,7 @@ def each(
 def both(first: Callable[[], First], second: Callable[[], Second], *, numbers: int) -> tuple[First, Second]:
     """Call two functions, at the same time if they read many numbers, and return both results."""
     results: dict[int, Any] = {}
-    each(lambda which: results.__setitem__(which, (first, second)[which]()), range(2), numbers=numbers)
+    each(lambda index: results.__setitem__(index, (first, second)[index]()), range(2), numbers=numbers)
     return results[0], results[1]
 
 
@@ -75,12 +75,12 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads stay with t
 
 
 class Whole:
-    """A job of which all steps are here."""
+    """A job of which this process has all steps."""
 
     #: Whether other steps of the job are elsewhere.
     divided = False
 
-    def agreed(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
+    def combined(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
         """What `merge` makes of the `part` of each batch of steps, in the order of the steps."""
         return merge([part()])
 
@@ -90,7 +90,7 @@ UNDIVIDED = Whole()
 
 
 class Asked(Exception):  # noqa: N818 - no error: it ends the work until the answer is known
-    """The next question about the whole job: the `part` of the steps that are here, and how to `merge` all parts."""
+    """A question about the whole job without an answer: the `part` of this process, and how to `merge` all."""
 
     def __init__(self, part: Any, merge: Callable[[Sequence[Any]], Any]) -> None:
         super().__init__(merge.__qualname__)
@@ -98,8 +98,8 @@ class Asked(Exception):  # noqa: N818 - no error: it ends the work until the ans
 
 
 class Divided(Whole):
-    """Some steps of a job. `answers`: to the first questions about the whole job, in their order; `asked`: how many of
-    them have been.
+    """Some steps of a job. `answers`: to the first questions about the whole job, in order; `asked`: how many were
+    asked.
     """
 
     divided = True
@@ -107,7 +107,7 @@ class Divided(Whole):
     def __init__(self, answers: Sequence[Any], asked: int = 0) -> None:
         self.answers, self.asked = answers, asked
 
-    def agreed(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
+    def combined(self, part: Callable[[], Part], merge: Callable[[Sequence[Part]], Answer]) -> Answer:
         """The next of the answers. Raises `Asked` if it is not known yet."""
         if self.asked == len(self.answers):
             raise Asked(part(), merge)

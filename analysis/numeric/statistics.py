@@ -123,7 +123,7 @@ class MeanDifferences(Struct, frozen=True, eq=False):
 
     @property
     def _chance(self) -> float:
-        """That of either end of one interval, if all of them are to hold together (Bonferroni)."""
+        """The probability beyond either end of each interval, so that all of them hold together (Bonferroni)."""
         return (1 - self.confidence) / (2 * len(self.errors[0]))
 
     def more_runs(self, column: int, margin: float) -> int | None:
@@ -189,8 +189,8 @@ def saving_error_s(saving: Floats, replay_error_s: float, length: int | None = N
 
 
 def ratio_margins(above: Floats, below: Floats, leading: Floats) -> Floats:
-    """The same of mean(above) / mean(below), [steps, figures] and [steps]: that of its linear part in both means.
-    Blocks are as long as mean(leading) / mean(below) asks for, [steps].
+    """Half the width of the 95 % interval of mean(above) / mean(below), [steps, figures] and [steps], linearised in
+    both means. Blocks are as long as mean(leading) / mean(below) asks for, [steps].
     """
     whole = float(below.mean())
     if not whole > 0:
@@ -233,7 +233,7 @@ def differences_from_runs(runs: Sequence[Floats], after: Floats, confidence: flo
         return differences_of_means(runs[0], after, confidence)
     means = np.stack([_mean(run) for run in runs])
     mean = _mean(means)
-    around = np.concatenate([run - own + mean for run, own in zip(runs, means, strict=True)])
+    around = np.concatenate([run - run_mean + mean for run, run_mean in zip(runs, means, strict=True)])
     between = np.sqrt(((means - mean) ** 2).sum(axis=0) / (len(runs) - 1))
     return replace(differences_of_means(around, after, confidence), runs=len(runs), between=between)
 
@@ -283,13 +283,13 @@ class _Blocks:
 def _largest(sides: Sequence[_Blocks], seeds: tuple[int, int]) -> Floats:
     """The largest deviation of any figure in each sample, in standard errors of the sample, [samples]."""
     drawn = [side.drawn(seed) for side, seed in zip(sides, seeds, strict=True)]
-    largest, together = np.zeros(len(drawn[0])), max(1, _NUMBERS_AT_ONCE // len(drawn[0]))
-    for first in range(0, len(sides[0].mean), together):
-        figures = slice(first, first + together)
+    largest, batch_size = np.zeros(len(drawn[0])), max(1, _NUMBERS_AT_ONCE // len(drawn[0]))
+    for first in range(0, len(sides[0].mean), batch_size):
+        figures = slice(first, first + batch_size)
         (mean, error), (other, also) = (side.sampled(times, figures) for side, times in zip(sides, drawn, strict=True))
-        apart, scale = np.abs(other - mean), np.sqrt(error + also)
+        deviation, scale = np.abs(other - mean), np.sqrt(error + also)
         # A sample of equal blocks has no scatter: its deviation is beyond any reach.
-        deviation = np.divide(apart, scale, out=np.where(apart > 0, np.inf, 0.0), where=scale > 0)
+        deviation = np.divide(deviation, scale, out=np.where(deviation > 0, np.inf, 0.0), where=scale > 0)
         np.maximum(largest, deviation.max(axis=1), out=largest)
     return largest
 

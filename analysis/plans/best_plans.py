@@ -60,7 +60,7 @@ class FirstStages(Struct, frozen=True, eq=False):
 
     def only(self, chosen: Ints | slice) -> FirstStages:
         """Some of the parts."""
-        return FirstStages(*(each[chosen] for each in astuple(self)))
+        return FirstStages(*(column[chosen] for column in astuple(self)))
 
 
 def _joined(pieces: Sequence[FirstStages]) -> FirstStages:
@@ -185,8 +185,8 @@ class SearchResult(Struct, frozen=True):
 def space_size(model: PlanModel) -> int:
     """The number of plans: split x schedule x microbatches x recomputation, whatever their memory."""
     splits = comb(len(model.layers) - 1, model.stages - 1) if model.space.split == "free" else 1
-    again = 1 << model.stages if model.space.recompute == "stages" else 1
-    return splits * again * len(model.kinds)
+    recompute_choices = 1 << model.stages if model.space.recompute == "stages" else 1
+    return splits * recompute_choices * len(model.kinds)
 
 
 def kinds_of(model: PlanModel, memory_gb: float | None) -> list[Bounds]:
@@ -237,10 +237,13 @@ def search(
         # Splits with a bound of at most `replayed_s` have been replayed, those within the limit are next.
         replayed_s, limit_s, rise = -np.inf, least_s * (1 + ROUNDING), FIRST_RISE
         while limit_s > replayed_s and proven_s < min(best_s * (1 - ROUNDING), dropped_s):
-            near = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
-            pieces, left_s = zip(*(kind.leaves(limit_s - optimizer_s, most_parts) for kind in near), strict=True)
+            within_limit = [kind for kind in kinds if kind.least_s + optimizer_s <= limit_s]
+            pieces, left_s = zip(
+                *(kind.leaves(limit_s - optimizer_s, most_parts) for kind in within_limit), strict=True
+            )
             dropped_s = min(dropped_s, max(min(left_s) + optimizer_s, proven_s))
-            leaves, of_kind = _joined(pieces), np.repeat(np.arange(len(pieces)), [len(each.bound_s) for each in pieces])
+            leaves = _joined(pieces)
+            of_kind = np.repeat(np.arange(len(pieces)), [len(piece.bound_s) for piece in pieces])
             bound_s = leaves.bound_s + optimizer_s
             new = bound_s > replayed_s
             for number, these in enumerate(promising):
@@ -266,8 +269,9 @@ def _timed(cells: Stages, split: tuple[int, ...], step_time_s: float) -> TimedPl
     ends = np.cumsum(split).tolist()
     places = [(stage, end - count, end) for stage, (count, end) in enumerate(zip(split, ends, strict=True))]
     recompute = tuple(bool(cells.recompute[place]) for place in places)
-    buckets = tuple(cells.best_buckets(*place, again) for place, again in zip(places, recompute, strict=True))
-    held_gb = [float(cells.memory[int(again), *place]) for place, again in zip(places, recompute, strict=True)]
+    cell_of_stage = list(zip(places, recompute, strict=True))
+    buckets = tuple(cells.best_buckets(*place, recomputes) for place, recomputes in cell_of_stage)
+    held_gb = [float(cells.memory[int(recomputes), *place]) for place, recomputes in cell_of_stage]
     plan = TrainingPlan(split, cells.schedule, cells.microbatches, recompute, buckets)
     return TimedPlan(plan, step_time_s, max(held_gb) if cells.model.knows_memory else None)
 
@@ -390,7 +394,7 @@ def best_split(model: StageModel, lane: OneLane) -> tuple[int, ...]:
         space=Space(split="free", buckets="one"),
     )
     candidates = [] if plain.problem else search(plain, None, most_parts=_PARTS).plans
-    splits = [model.layers, *(each.plan.split for each in candidates)]
+    splits = [model.layers, *(candidate.plan.split for candidate in candidates)]
     return min(splits, key=lambda layers: lane.step_s(model.chunk_s(layers) * model.slowness[None, :, None]))
 
 

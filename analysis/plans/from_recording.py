@@ -104,7 +104,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
     fitted, why = None, ONE_RANK if len(job.dp_ranks) == 1 else NO_SIZES
     if len(job.dp_ranks) > 1 and len(sizes_mb) == sum(split):
         fitted, why = _reduced(job, gradients, sizes_mb, split), ONE_SIZE
-    reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((each,) for each in split), (why,))
+    reduced = fitted or _Reduced(Reduction(0.0, 0.0), tuple((layer_count,) for layer_count in split), (why,))
     if by_gradients and reduced.backward_s is not None:
         takes_s[BACKWARD] = reduced.backward_s / slowness[0]  # as recorded, it waits for a slow worker
     buckets: Literal["free", "size", "one"] = "one"
@@ -124,7 +124,7 @@ def recorded_model(job: PipelineSubject, split: tuple[int, ...] | None) -> Recor
         now=TrainingPlan(split, schedule, count, (False,) * job.stages, reduced.buckets),
         space=Space(
             schedule=[schedule, Schedule.ONE_F_ONE_B] if pipelined else "fixed",
-            microbatches=[each for each in (count // 2, count, 2 * count) if each] if pipelined else "fixed",
+            microbatches=[number for number in (count // 2, count, 2 * count) if number] if pipelined else "fixed",
             split="free" if moves else "fixed",
             buckets=buckets,
         ),
@@ -165,7 +165,7 @@ def _calibrated(job: PipelineSubject, recorded: RecordedModel, reduced: _Reduced
     if model.space.buckets == "size":  # what would be left of the gain if reductions slowed the backward down further
         best = search(model, None).plans[0].plan
         slower = replace(model, reduce=replace(model.reduce, compute_rate=reduced.least_rate))
-        gains_s = [timed(each, each.now).step_time_s - timed(each, best).step_time_s for each in (model, slower)]
+        gains_s = [timed(case, case.now).step_time_s - timed(case, best).step_time_s for case in (model, slower)]
         error += max(gains_s[0] - gains_s[1], 0.0) / recorded_s  # a bound, not chance: it adds up
         if gains_s[0] <= max(recorded_s, modelled_s) * error:
             model, notes = replace(model, space=replace(model.space, buckets="fixed")), (*notes, BEST_SIZE)
@@ -227,10 +227,10 @@ def _reduced(job: PipelineSubject, gradients: Gradients, sizes_mb: Floats, split
     notes = [f"a reduction takes {seconds(cost.fixed_s)} and {seconds(cost.per_mb_s)} a MiB, within {fitted.error:.1%}"]
     if rate is not None and recorded.ready_s.max() > 0:
         backward_s = np.diff(recorded.computed_until(sizes_mb, rate), prepend=0.0)[::-1]
-        both = (
+        speeds = (
             f"while both run, the backward has {cost.compute_rate:.0%} of its speed, reductions {cost.reduce_rate:.0%}"
         )
-        notes.append(both if delay_s is not None else NO_DELAY)
+        notes.append(speeds if delay_s is not None else NO_DELAY)
     buckets = _buckets(sizes_mb, split, gradients.bucket_cap_mb, gradients.first_bucket_mb)
     # The line is off by its error of each reduction, the step only by that of all reductions.
     off_s = fitted.error * float((cost.fixed_s + cost.per_mb_s * recorded.size_mb).sum())
@@ -265,7 +265,7 @@ class FittedReduction(Struct, frozen=True):
 
 
 class Buckets(Struct, frozen=True, eq=False):
-    """Buckets of a step, [buckets]: MiB, seconds of service alone and beside the backward, and seconds from the start
+    """Buckets of a step, [buckets]: MiB, seconds of service alone and during the backward, and seconds from the start
     of the last backward until each was ready.
     """
 
@@ -276,9 +276,9 @@ class Buckets(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, rows: list[tuple[float, float, float, float]]) -> Buckets:
-        """The buckets of recorded rows (bytes, alone, beside, ready), without those of no length."""
-        size, alone, beside, ready = np.array([row for row in rows if row[1] + row[2] > 0], float).reshape(-1, 4).T
-        return cls(size / MB, alone, beside, ready)
+        """The buckets of recorded rows (bytes, alone, in the backward, ready), without those of no length."""
+        size, alone, in_backward, ready = np.array([row for row in rows if row[1] + row[2] > 0], float).reshape(-1, 4).T
+        return cls(size / MB, alone, in_backward, ready)
 
     def compute_rate(self, delay_s: float) -> float:
         """How fast the backward computes while gradients are reduced, if that delays it by `delay_s`."""

@@ -188,7 +188,7 @@ class PlanModel(Struct, frozen=True, kw_only=True, dict=True, forbid_unknown_fie
     @property
     def knows_memory(self) -> bool:
         """Whether the memory of every layer is known."""
-        return all(None not in (one.state_gb, one.activation_gb, one.boundary_gb) for one in self.layers)
+        return all(None not in (layer.state_gb, layer.activation_gb, layer.boundary_gb) for layer in self.layers)
 
     def of_layers(self, name: str, samples: float = 0.0) -> Floats:
         """A figure of each layer for a microbatch of so many samples, 0 if unknown, [layers]."""
@@ -239,8 +239,8 @@ def _medians(path: Path) -> tuple[Floats, Floats]:
             raise FormatError(f"{path}, line {number}: {','.join(map(str, values))}; expected a count and seconds")
         by_count.setdefault(count, []).append(step_s)
     if len(by_count) < 2:
-        many = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
-        raise FormatError(f"{path}: {many}; a line needs runs with two counts or more")
+        counts_text = f"one count of microbatches, {min(by_count):g}" if by_count else "no runs"
+        raise FormatError(f"{path}: {counts_text}; a line needs runs with two counts or more")
     counts = sorted(by_count)
     medians = np.array([np.median(by_count[count]) for count in counts])
     if medians[-1] <= medians[0]:

@@ -59,13 +59,13 @@ def optimize(
     """
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
-    begun = monotonic()
+    started_at = monotonic()
     result = search(model, model.memory_gb, time_limit_s=time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     now = timed(model, model.now)
     in_time = bool(result.plans)
     if not in_time and result.bound_s is not None and _fits(model, now):  # time was up before any plan
         result = replace(result, plans=[now])
-    off_s = {split: beyond_s(split) for split in {model.now.split, *(each.plan.split for each in result.plans)}}
+    off_s = {split: beyond_s(split) for split in {model.now.split, *(row.plan.split for row in result.plans)}}
     now = replace(now, step_time_s=now.step_time_s + off_s[model.now.split])
     error = max(error, (max(off_s.values()) - min(off_s.values())) / now.step_time_s)
     plans = _plans(model, result, off_s, now.step_time_s, error)
@@ -82,7 +82,7 @@ def optimize(
         searched=Searched(space_size(model), result.replayed),
         reason=None if plans else reason,
         gap=max(1 - (result.bound_s or 0.0) / result.plans[0].step_time_s, 0.0) if plans else 0.0,
-        front=list(map(_front_plan, front(model, result, begun + time_limit_s))),
+        front=list(map(_front_plan, front(model, result, started_at + time_limit_s))),
         limit_gb=model.memory_gb,
         now=_front_plan(now),
         error=error,
@@ -94,19 +94,19 @@ def _plans(
     model: PlanModel, result: SearchResult, off_s: Mapping[tuple[int, ...], float], now_s: float, error: float
 ) -> list[OptimizedPlan]:
     """The plans of a search, best first. `off_s`: seconds that the replay of each split takes beyond the model."""
-    plans = [replace(each, step_time_s=each.step_time_s + off_s[each.plan.split]) for each in result.plans]
-    best_s = min((each.step_time_s for each in plans), default=np.inf)
+    plans = [replace(row, step_time_s=row.step_time_s + off_s[row.plan.split]) for row in result.plans]
+    best_s = min((plan.step_time_s for plan in plans), default=np.inf)
     bound_s = min(best_s, (result.bound_s or 0.0) + min(off_s.values()))
     return [
         OptimizedPlan(
-            **asdict(_front_plan(each)),
-            saved_s=now_s - each.step_time_s,
+            **asdict(_front_plan(priced)),
+            saved_s=now_s - priced.step_time_s,
             bound_s=bound_s,
-            buckets=[list(buckets) for buckets in each.plan.buckets],
-            settings=settings_of(model, each, off_s[each.plan.split]),
-            tied=each.step_time_s <= best_s * (1 + max(error, ROUNDING)),
+            buckets=[list(buckets) for buckets in priced.plan.buckets],
+            settings=settings_of(model, priced, off_s[priced.plan.split]),
+            tied=priced.step_time_s <= best_s * (1 + max(error, ROUNDING)),
         )
-        for each in sorted(plans, key=lambda plan: plan.step_time_s)
+        for priced in sorted(plans, key=lambda plan: plan.step_time_s)
     ]
 
 
@@ -178,9 +178,9 @@ def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings
     if changes:
         size_mb, model_s = _best_size(model, chosen)
         step_s = model_s + off_s
-    again = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
+    recomputed = np.flatnonzero(np.repeat(chosen.recompute, chosen.split)).tolist()
     count = chosen.microbatches
-    words = f"  # {count} microbatch{'es' * (count > 1)}" + (f", recompute layers {again}" if again else "")
+    words = f"  # {count} microbatch{'es' * (count > 1)}" + (f", recompute layers {recomputed}" if recomputed else "")
     paste = {"DDP": "DistributedDataParallel(model)", "FSDP2": "", "Megatron": "", "torchtitan": ""}
     if model.stages > 1:
         name = "GPipe" if chosen.schedule is Schedule.GPIPE else "1F1B"
@@ -198,7 +198,7 @@ def settings_of(model: PlanModel, plan: TimedPlan, off_s: float) -> PlanSettings
         paste["FSDP2"] = f"for run in {of_stage}: fully_shard([layers[i] for i in run])"
     if chosen.schedule is Schedule.GPIPE and model.stages > 1:
         del paste["Megatron"]  # which has no GPipe
-    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, again,
+    return PlanSettings(size_mb, step_s, list(chosen.split), chosen.microbatches, recomputed,
                         {name: text.rstrip() + words for name, text in paste.items() if text})  # fmt: skip
 
 
@@ -222,8 +222,8 @@ def _best_size(model: PlanModel, plan: TrainingPlan) -> tuple[float, float]:
     cells, gradients, ends = cells_of(model, plan), model.of_layers("gradient_mb"), np.cumsum(plan.split)
     of_stages, sizes = [part.tolist() for part in np.split(gradients, ends[:-1])], sizes_of(gradients.tolist())
     tail_s = [
-        [cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size, size), again) for size in sizes]
-        for stage, (end, again) in enumerate(zip(ends.tolist(), plan.recompute, strict=True))
+        [cells.tail_of(stage, end, buckets_of_size(of_stages[stage], size, size), recomputes) for size in sizes]
+        for stage, (end, recomputes) in enumerate(zip(ends.tolist(), plan.recompute, strict=True))
     ]
     times = step_times(cells, np.tile(plan.split, (len(sizes), 1)), np.array(tail_s))
     return sizes[int(times.argmin())], float(times.min())

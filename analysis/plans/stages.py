@@ -51,8 +51,8 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     @property
     def transfer_s(self) -> float:
         """Seconds of a transfer between stages."""
-        fixed, each = self.model.transfer_s
-        return fixed + each * self.samples
+        fixed, per_sample = self.model.transfer_s
+        return fixed + per_sample * self.samples
 
     @cached_property
     def forwards_until(self) -> Floats:
@@ -99,8 +99,8 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         activation, largest = model.of_layers("activation_gb"), np.zeros_like(activations)
         for first in range(len(activation)):
             largest[first, first + 1 :] = np.maximum.accumulate(activation[first:])
-        again = boundary * held_samples + largest * self.samples
-        return np.stack([state + activations * held_samples, state + again])
+        with_recompute = boundary * held_samples + largest * self.samples
+        return np.stack([state + activations * held_samples, state + with_recompute])
 
     @cached_property
     def recompute(self) -> _Bools:
@@ -148,23 +148,23 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
             return tails
         ends = np.flatnonzero(self.allowed.any(axis=(0, 1)))
         factors, of_stage = np.unique(self._factor, return_inverse=True)
-        plain, again = (
+        plain, recomputing = (
             np.stack([self._tails(ends, self._ready_until(factor, recompute)) for factor in factors])
             for recompute in (False, True)
         )
-        return np.asarray(np.where(self.recompute, again[of_stage], plain[of_stage]))
+        return np.asarray(np.where(self.recompute, recomputing[of_stage], plain[of_stage]))
 
     @cached_property
     def _stated_buckets(self) -> tuple[tuple[int, ...], ...] | None:
         """Buckets of each stage that follow from no search; None if one is needed."""
-        model, again = self.model, bool(self.recompute[0, 0, -1])
+        model, recompute = self.model, bool(self.recompute[0, 0, -1])
         if model.space.buckets == "fixed":
             return model.now.buckets
         if model.space.buckets != "size":
             return None
         gradients_mb = model.of_layers("gradient_mb").tolist()
         candidates = dict.fromkeys(buckets_of_size(gradients_mb, size, size) for size in sizes_of(gradients_mb))
-        return (min(candidates, key=lambda buckets: self.tail_of(0, len(gradients_mb), buckets, again)),)
+        return (min(candidates, key=lambda buckets: self.tail_of(0, len(gradients_mb), buckets, recompute)),)
 
     def _ready_until(self, factor: float, recompute: bool) -> Floats:
         """When the gradients of all layers before each one are ready in the last backward, [layers + 1]."""
@@ -201,7 +201,7 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
     def tail_of(self, stage: int, end: int, buckets: Sequence[int], recompute: bool) -> float:
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
         ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
-        computed, both, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
+        computed, overlapped_s, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
         if self.model.replicas == 1:
             return float(ready[end] - ready[end - sum(buckets)])
         arrivals: list[float] = []  # seconds of service
@@ -209,14 +209,14 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         for count in buckets:
             behind -= count
             before, computed = computed, float(ready[end] - ready[behind])
-            both = min(both + (computed - before) / reduce.compute_rate, work / reduce.reduce_rate)
-            arrivals.append(both * reduce.reduce_rate)
+            overlapped_s = min(overlapped_s + (computed - before) / reduce.compute_rate, work / reduce.reduce_rate)
+            arrivals.append(overlapped_s * reduce.reduce_rate)
             works.append(float(self._cost(behind)[count - 1]))
             work += works[-1]
         later = np.maximum(served_until(arrivals, works, reduce.at_once) - arrivals[-1], 0.0)
         copies = -reduce.copy_per_mb_s * np.diff(self._mb_until[end - np.cumsum([0, *buckets])])
         copied = later + np.cumsum(copies[::-1])[::-1]
-        return float(computed + both * (1 - reduce.compute_rate) + copied.max())
+        return float(computed + overlapped_s * (1 - reduce.compute_rate) + copied.max())
 
     def best_buckets(self, stage: int, first: int, end: int, recompute: bool) -> tuple[int, ...]:
         """The buckets of the shortest tail of these layers on that stage, from the last layer to the first."""

@@ -148,7 +148,7 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
         """Read them."""
         shape = (graph.layout.pp, len(graph.dp_ranks))
         tied = {kind: _Tied.of(graph, kind, (3,), OPS_PER_STEP) for kind in OF_DP_RANKS if graph.rendezvous_count}
-        dp_kinds = {kind: one for kind, one in tied.items() if one is not None}
+        dp_kinds = {kind: of_kind for kind, of_kind in tied.items() if of_kind is not None}
         clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
         embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
         exchanged = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
@@ -165,25 +165,25 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
             return parts[0]
 
         def grids(of_batches: Sequence[Floats | None]) -> Floats | None:
-            with_ops = [one for one in of_batches if one is not None]
+            with_ops = [batch for batch in of_batches if batch is not None]
             if not with_ops:
                 return None
             slots, _, _, *more = with_ops[0].shape
-            grid = np.full((slots, max(one.shape[1] for one in with_ops), sum(steps), *more), np.nan)
+            grid = np.full((slots, max(batch.shape[1] for batch in with_ops), sum(steps), *more), np.nan)
             for batch, last, count in zip(of_batches, np.cumsum(steps).tolist(), steps, strict=True):
                 if batch is not None:
                     grid[:, : batch.shape[1], last - count : last] = batch
             return grid
 
         def tied(of_batches: Sequence[_Tied | None]) -> _Tied | None:
-            left_s = grids([None if one is None else one.left_s for one in of_batches])
-            quickest_s = grids([None if one is None else one.quickest_s for one in of_batches])
+            left_s = grids([None if batch is None else batch.left_s for batch in of_batches])
+            quickest_s = grids([None if batch is None else batch.quickest_s for batch in of_batches])
             return None if left_s is None or quickest_s is None else _Tied(left_s, quickest_s)
 
         of_kinds = {kind: tied([part.dp_kinds.get(kind) for part in parts]) for kind in OF_DP_RANKS}
         return cls(
             parts[0].shape,
-            {kind: one for kind, one in of_kinds.items() if one is not None},
+            {kind: of_kind for kind, of_kind in of_kinds.items() if of_kind is not None},
             tied([part.clip for part in parts]),
             grids([part.embedding for part in parts]),
             grids([part.lag for part in parts]),
@@ -197,7 +197,7 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
     def ties(self, runs: Sequence[Ints]) -> Ties:
         """The median ties of each of these runs of steps."""
         weight = OF_DP_RANKS_WEIGHT / max(len(self.dp_kinds), 1)
-        groups = [Group(_by_run(one.left_s, runs), weight, False, one.took_s) for one in self.dp_kinds.values()]
+        groups = [Group(_by_run(tied.left_s, runs), weight, False, tied.took_s) for tied in self.dp_kinds.values()]
         if self.clip is not None:
             groups.append(Group(_by_run(self.clip.left_s, runs), 1.0, True, self.clip.took_s))
         stages, dp_ranks = self.shape
@@ -346,15 +346,16 @@ class _System:
         self._joined = (~np.isnan(ties.ends).all(axis=0)).astype(np.float64)
         self._offsets = np.zeros((runs, stages, dp_ranks))
         self._after, self._before = np.roll(np.arange(stages), -1), np.roll(np.arange(stages), 1)
-        wide = sum(group.all_stages for group in ties.groups)
+        over_stages = sum(group.all_stages for group in ties.groups)
         identity = np.eye(stages)
         between = (np.roll(identity, 1, axis=1) - identity)[self._linked.any(axis=1)]  # offset[s + 1] - offset[s]
         ends = identity[:1] - identity[-1:] if self._joined.any() else identity[:0]
         chain = between.T @ between + ends.T @ ends + identity
         self._of_deviation = np.linalg.inv(chain + len(ties.groups) * identity)
-        self._of_mean = np.linalg.inv(chain + wide * (identity - 1 / stages))
+        self._of_mean = np.linalg.inv(chain + over_stages * (identity - 1 / stages))
         links = self._linked[self._linked.any(axis=1)]
-        self._complete = bool(links.all() and np.ptp(self._joined) == 0) and all(one.complete for one in self._groups)
+        all_links = bool(links.all() and np.ptp(self._joined) == 0)
+        self._complete = all_links and all(group.complete for group in self._groups)
 
     def values(self, targets: list[Floats]) -> list[Floats]:
         """The values closest to the targets; the last one is the offsets."""
@@ -453,8 +454,8 @@ class _Members:
 
     def centred(self, values: Floats, mean: Floats) -> Floats:
         """Values minus the mean of their group; 0 for workers that are not members."""
-        less = np.asarray(values - mean)
-        return less if self.complete else less * self._present
+        centred = np.asarray(values - mean)
+        return centred if self.complete else centred * self._present
 
 
 class Courses(Struct, frozen=True, eq=False):

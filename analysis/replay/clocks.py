@@ -146,7 +146,7 @@ def measure_clocks(graph: DependencyGraph, step_starts: Mapping[int, float], who
     workers = graph.layout.pp * len(graph.dp_ranks)
     if workers < 2:
         return Clocks.right(graph)
-    return whole.agreed(lambda: _Observed.of(graph, step_starts), _compared)
+    return whole.combined(lambda: _Observed.of(graph, step_starts), _compared)
 
 
 def _compared(parts: Sequence[_Observed]) -> Clocks:
@@ -207,7 +207,7 @@ class _Observed(Struct, frozen=True, eq=False):
             np.concatenate([part.steps for part in parts]),
             parts[0].dp_ranks,
             np.concatenate([part.starts for part in parts]),
-            {key: np.concatenate(some, axis=1)[:, :LANES_FOR_LENGTH] for key, some in spans.items()},
+            {key: np.concatenate(of_batches, axis=1)[:, :LANES_FOR_LENGTH] for key, of_batches in spans.items()},
             np.concatenate([part.firsts for part in parts]),
             TieSource.joined([part.ties for part in parts], [len(part.steps) for part in parts]),
         )
@@ -257,18 +257,18 @@ class _Measurement:
         if not suspects.any():
             return Clocks.correct(self.seen.steps, linked)
         self.lanes = _with_company(suspects)
-        ties, near = ties.only(self.lanes), linked[:, self.lanes]
+        ties, linked_lanes = ties.only(self.lanes), linked[:, self.lanes]
         offsets = estimate_offsets(ties, EXACTNESS * self.floor_s)
-        reference = self._in_step(offsets, near)
-        offsets = _relative(offsets, reference, near)
-        heard = question(ties, offsets, self.floor_s)
+        reference = self._in_step(offsets, linked_lanes)
+        offsets = _relative(offsets, reference, linked_lanes)
+        witnesses = question(ties, offsets, self.floor_s)
         flat = offsets.reshape(len(runs), -1)
         times = np.array([self.times[run].mean() for run in runs])
-        courses = fit_courses(flat, times, heard.scatter_s.ravel(), self.floor_s)
+        courses = fit_courses(flat, times, witnesses.scatter_s.ravel(), self.floor_s)
         off = np.abs(courses.ahead_s).max(axis=0) > np.maximum(self.floor_s, ERRORS * courses.error_s)
-        first = self._first_after_jump(runs, courses, off, reference, near)
+        first = self._first_after_jump(runs, courses, off, reference, linked_lanes)
         ahead = self._by_step(runs, courses, off, first)
-        alone = np.bincount(near.ravel(), minlength=linked.size)[near.ravel()] < 2
+        alone = np.bincount(linked_lanes.ravel(), minlength=linked.size)[linked_lanes.ravel()] < 2
         return Clocks(
             offset_s=self._everywhere(ahead.mean(axis=0)),
             drift=self._everywhere(np.where(off, courses.drift, 0.0)),
@@ -276,7 +276,7 @@ class _Measurement:
             jump_step=self._everywhere(np.where(first >= 0, self.seen.steps[np.maximum(first, 0)], -1), rest=-1),
             error_s=self._everywhere(np.where(alone, np.nan, courses.error_s), rest=np.nan),
             linked=linked,
-            doubts=self._doubts(courses, off, heard),
+            doubts=self._doubts(courses, off, witnesses),
             steps=self.seen.steps,
             ahead_s=self._everywhere(ahead),
             early_s=self._early_s(ahead) if off.mean() > MAJORITY else 0.0,
@@ -289,31 +289,31 @@ class _Measurement:
 
     def _everywhere(self, values: np.ndarray, rest: float = 0) -> np.ndarray:
         """Values of the compared workers, [..., workers], as [..., stages, dp_ranks]; `rest` for the others."""
-        wide = np.full((*values.shape[:-1], *self.seen.firsts.shape[1:]), rest, values.dtype)
-        wide[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
-        return wide
+        full = np.full((*values.shape[:-1], *self.seen.firsts.shape[1:]), rest, values.dtype)
+        full[..., self.lanes] = values.reshape(*values.shape[:-1], self.seen.firsts.shape[1], -1)
+        return full
 
     def _in_step(self, offsets: Floats, linked: Ints) -> Bools:
         """Mask of clocks taken as correct: the most common time among those that can be compared, [workers]."""
         runs = len(offsets)
         flat = offsets.reshape(runs, -1)
         parts = np.stack([np.median(flat[part], axis=0) for part in _runs(np.arange(runs), min(3, runs))])
-        near = max(self.floor_s, ERRORS * MEDIAN_ERROR * scatter(flat) / np.sqrt(max(runs // 3, 1)))
+        tolerance_s = max(self.floor_s, ERRORS * MEDIAN_ERROR * scatter(flat) / np.sqrt(max(runs // 3, 1)))
         chosen = np.zeros(flat.shape[1], np.bool_)
         for number in np.unique(linked):
             members = np.flatnonzero(linked.ravel() == number)
             candidates = members[np.unique(np.linspace(0, len(members) - 1, MOST_CANDIDATES).astype(np.int64))]
-            apart = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
-            together = (apart <= near).sum(axis=1)
-            best = candidates[together == together.max()]
+            distance = np.abs(parts[:, candidates, None] - parts[:, None, members]).max(axis=0)
+            agreeing = (distance <= tolerance_s).sum(axis=1)
+            best = candidates[agreeing == agreeing.max()]
             usual = np.median(flat, axis=0)
             # If equally many clocks show one time as another, steps begin closer to zero with the correct one.
             middle = (
                 best[0]
-                if np.ptp(usual[best]) <= near
+                if np.ptp(usual[best]) <= tolerance_s
                 else min(best, key=lambda right: self._begins_s(usual, members, right))
             )
-            chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= near]] = True
+            chosen[members[np.abs(parts[:, members] - parts[:, [middle]]).max(axis=0) <= tolerance_s]] = True
         return chosen
 
     def _begins_s(self, usual: Floats, members: Ints, right: int) -> float:
@@ -352,15 +352,15 @@ class _Measurement:
         jumped = (first >= 0) & (np.arange(self.steps)[:, None] >= first)
         return np.where(off, np.where(jumped, courses.ahead_s[-1], ahead), 0.0)
 
-    def _doubts(self, courses: Courses, off: Bools, heard: Witnesses) -> tuple[str, ...]:
+    def _doubts(self, courses: Courses, off: Bools, witnesses: Witnesses) -> tuple[str, ...]:
         """Reasons why the measured clocks may be wrong."""
         limit_s = max(LARGEST_UNKNOWN * self.step_s, RESOLUTION_S)
         size = np.abs(courses.ahead_s).max(axis=0)
         matters = off & (size > limit_s)
         irregular = courses.irregular_s > limit_s
-        speak, against = heard.for_it.ravel(), heard.against.ravel()
+        speak, against = witnesses.for_it.ravel(), witnesses.against.ravel()
         contested = matters & (speak <= against)
-        alone = matters & ~contested & (heard.kinds.ravel() * self.steps < 2)
+        alone = matters & ~contested & (witnesses.kinds.ravel() * self.steps < 2)
         vague = (
             (size > limit_s)
             & (~off | (courses.error_s > limit_s))
@@ -373,18 +373,18 @@ class _Measurement:
             (vague & ~contested & ~alone & ~irregular, "may be off, and is not known well enough", size),
         ]
         return tuple(
-            f"the clock of {self._named(which)} {what} (by up to {seconds(float(how_much[which].max()))})"
-            for which, what, how_much in reasons
-            if which.any()
+            f"the clock of {self._named(mask)} {problem} (by up to {seconds(float(how_much[mask].max()))})"
+            for mask, problem, how_much in reasons
+            if mask.any()
         )
 
-    def _named(self, which: Bools) -> str:
-        return workers_text(self._everywhere(which), self.seen.dp_ranks)
+    def _named(self, mask: Bools) -> str:
+        return workers_text(self._everywhere(mask), self.seen.dp_ranks)
 
 
-def workers_text(which: Bools, dp_ranks: tuple[int, ...]) -> str:
-    """Names of workers; only a few of many. `which`: [stages, dp_ranks]."""
-    cells = np.argwhere(which.T)
+def workers_text(mask: Bools, dp_ranks: tuple[int, ...]) -> str:
+    """Names of workers; only a few of many. `mask`: [stages, dp_ranks]."""
+    cells = np.argwhere(mask.T)
     named = ", ".join(str(Worker(dp_ranks[dp_index], int(stage))) for dp_index, stage in cells[:MOST_NAMED])
     more = f" and {len(cells) - MOST_NAMED} more" if len(cells) > MOST_NAMED else ""
     return f"worker{'s' if len(cells) > 1 else ''} {named}{more}"
@@ -465,7 +465,8 @@ def question(ties: Ties, offsets: Floats, floor_s: float) -> Witnesses:
     off = np.abs(offsets) > floor_s
     asked = off | ~off.any(axis=0)
     for misfit in _misfits(ties, offsets):
-        now, if_right = (np.abs(median(np.where(asked, one, np.nan), (0,))) for one in (misfit.now, misfit.if_right))
+        both = np.stack([misfit.now, misfit.if_right])
+        now, if_right = np.abs(median(np.where(asked, both, np.nan), (1,)))
         compared = np.isfinite(now)
         scatter_of_tie = _scatter(misfit)
         tolerance = np.maximum(floor_s, ERRORS * MEDIAN_ERROR * scatter_of_tie / np.sqrt(len(offsets)))

@@ -87,8 +87,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
 
     def between_steps_s(self) -> tuple[Floats, Floats]:
         """See `GraphReplay.between_steps_s`."""
-        none = np.zeros(len(self.graph.steps))
-        return none if self.stalled_s is None else self.stalled_s, none if self.overlap_s is None else self.overlap_s
+        zeros = np.zeros(len(self.graph.steps))
+        return zeros if self.stalled_s is None else self.stalled_s, zeros if self.overlap_s is None else self.overlap_s
 
     def begun(self, costs: Sequence[Costs]) -> JobReplay:
         """See `GraphReplay.begun`."""
@@ -101,7 +101,7 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
             return self
         chosen = sampled_steps(self.graph.job.steps, self.graph.job.ops)
         positions = np.flatnonzero(np.isin(self.graph.steps, chosen))
-        steps, parts = whole.agreed(lambda: (self.graph.steps[positions], self._parts(positions)[1]), _joined_samples)
+        steps, parts = whole.combined(lambda: (self.graph.steps[positions], self._parts(positions)[1]), _joined_samples)
         return replace(self, sampled=self._of_parts(replace(self.graph, steps=steps), parts))
 
     @cached_property
@@ -149,8 +149,8 @@ class JobReplay(GraphReplay, frozen=True, eq=False, dict=True):
         parts = []
         for number, (block, lanes) in enumerate(zip(graph.blocks, lanes_of_blocks, strict=True)):
             cost, delay, ideal = (
-                of[number] if of[number].ndim == 1 else np.ascontiguousarray(of[number][:, lanes])
-                for of in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
+                matrices[number] if matrices[number].ndim == 1 else np.ascontiguousarray(matrices[number][:, lanes])
+                for matrices in (self.durations.cost, self.durations.launch_delay, self.durations.ideal)
             )
             parts.append((block, cost, delay, ideal))
         return graph, parts
@@ -285,7 +285,7 @@ def with_early_beginnings(graph: DependencyGraph, whole: Whole = UNDIVIDED) -> D
     """
     if graph.job.first_s >= 0:
         return graph
-    usual_s, rank_begin_s = whole.agreed(lambda: _recorded_begins(graph), _usual_begins)
+    usual_s, rank_begin_s = whole.combined(lambda: _recorded_begins(graph), _usual_begins)
     early = rank_begin_s is not None or any(begin_s.any() for begin_s in usual_s.values())
     blocks = tuple(_begun_early(block, usual_s[block.key]) for block in graph.blocks)
     return replace(graph, blocks=blocks, rank_begin_s=rank_begin_s, begins_early=early)
@@ -330,7 +330,7 @@ class EarlyBeginnings(Struct, frozen=True, eq=False):
         `costs`: of the graph of which this has some steps.
         """
         sample = self.sample
-        costs = [cost.only_lanes(here) for cost, here in zip(costs, self.lanes, strict=True)]
+        costs = [cost.only_lanes(mask) for cost, mask in zip(costs, self.lanes, strict=True)]
         for _ in range(MOST_TURNS):
             ends = _replayed_ends(sample, costs)
             moved_s, blocks = 0.0, []
@@ -450,11 +450,11 @@ def _usual_begins(parts: Sequence[_Begins]) -> tuple[dict[StructureKey, Floats],
     """
     latest, begin_s, step_s = zip(*parts, strict=True)
     usual_s = {
-        key: np.minimum(np.median(np.concatenate(some, axis=1), axis=1), 0.0) for key, some in by_name(latest).items()
+        key: np.minimum(np.median(np.concatenate(times, axis=1), axis=1), 0.0) for key, times in by_name(latest).items()
     }
     rank_begin_s = _before_last_s(np.concatenate(begin_s, axis=2))
-    together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))
-    return usual_s, None if together else rank_begin_s
+    begin_together = rank_begin_s.min() > -SMALLEST_SHARE * float(np.median(np.concatenate(step_s)))
+    return usual_s, None if begin_together else rank_begin_s
 
 
 def _begun_early(block: Block, begin_s: Floats) -> Block:

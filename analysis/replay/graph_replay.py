@@ -99,8 +99,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
     def fit(self) -> Fit:
         """How well the replay explains the recording."""
         costs = self.recorded_costs()
-        begun = self.begun(costs if self.sampled is None else self.sampled.recorded_costs())
-        return Fit(self.recorded_step_times(), begun.step_times(costs))
+        replay = self.begun(costs if self.sampled is None else self.sampled.recorded_costs())
+        return Fit(self.recorded_step_times(), replay.step_times(costs))
 
     @property
     def sampled(self) -> GraphReplay | None:
@@ -115,7 +115,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def recorded_costs(self) -> list[Costs]:
         """The costs as recorded, with all launch delays."""
-        return [Costs.of_matrix(*of) for of in zip(self.durations.cost, self.durations.launch_delay, strict=True)]
+        return list(map(Costs.of_matrix, self.durations.cost, self.durations.launch_delay))
 
     @cached_property
     def kept_delays(self) -> list[tuple[Floats, Bools]]:
@@ -124,8 +124,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def between_steps_s(self) -> tuple[Floats, Floats]:
         """Seconds of each step in which no rank does anything, and in which the next step has begun, [steps] each."""
-        none = np.zeros(len(self.graph.steps))
-        return none, none
+        zeros = np.zeros(len(self.graph.steps))
+        return zeros, zeros
 
     @cached_property
     def cost_of_ops(self) -> Floats:
@@ -142,9 +142,9 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         times = np.zeros(len(self.graph.steps))
         for block in self.graph.blocks:
             latest = np.full(len(block.step), -np.inf)
-            together = max(1, _OPS_AT_ONCE // len(block.step))
-            for first in range(0, len(block.start), together):
-                rows = slice(first, first + together)
+            batch_size = max(1, _OPS_AT_ONCE // len(block.step))
+            for first in range(0, len(block.start), batch_size):
+                rows = slice(first, first + batch_size)
                 np.maximum(latest, (block.start[rows] + block.duration[rows]).max(axis=0), out=latest)
             np.maximum.at(times, block.step, latest)
         return times
@@ -181,7 +181,7 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
         for number, block in enumerate(self.graph.blocks):
             check_time()
             shape = block.start.shape
-            usual_cost, other = (np.broadcast_to(of[number].reshape(shape[0], -1), shape) for of in (usual, chosen))
+            usual_cost, other = (np.broadcast_to(s[number].reshape(shape[0], -1), shape) for s in (usual, chosen))
             code = np.ascontiguousarray(np.broadcast_to(codes[number], (shape[0], codes[number].shape[1])))
             costs = replace(Costs.of_matrix(usual_cost), choices=Choices(code, np.ascontiguousarray(other), 0))
             for choice, ends in enumerate(_ends_of_choices(block, costs, choices)):
@@ -328,15 +328,15 @@ def fill_an_axis(mesh: Mesh, holders: Ints) -> bool:
 def _ends_of_choices(block: LabelledBlock, costs: Costs, choices: int) -> Floats:
     """End of the last op of each lane in the replay of each choice, seconds, [choices, lanes]."""
     lanes = len(block.step)
-    ends, together = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
+    ends, batch_size = np.empty((choices, lanes)), max(1, CHOICES_SIDE_BY_SIDE // lanes)
 
     def run(first: int) -> None:
-        batch = range(min(together, choices - first))
-        first_lane = np.concatenate([*(block.first_lane[:-1] + at * lanes for at in batch), [len(batch) * lanes]])
+        batch = range(min(batch_size, choices - first))
+        first_lane = np.concatenate([*(block.first_lane[:-1] + lanes * copy for copy in batch), [len(batch) * lanes]])
         batch_costs = replace(costs, choices=replace(costs.choices, first=first))
         ends[first : first + len(batch)] = replay_lanes(block.template, first_lane, batch_costs, threads=1).reshape(
             -1, lanes
         )
 
-    parallel.each(run, range(0, choices, together), numbers=block.start.size * choices)
+    parallel.each(run, range(0, choices, batch_size), numbers=block.start.size * choices)
     return ends

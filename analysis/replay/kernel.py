@@ -70,8 +70,8 @@ class Costs(Struct, frozen=True, eq=False):
     @classmethod
     def of_constant(cls, constant: Floats) -> Costs:
         """Every op costs the same in all lanes, without launch delays: `constant` is [rows]."""
-        none = np.full(len(constant), -1)
-        return cls(NO_MATRIX, none, constant, NO_MATRIX, none)
+        no_rows = np.full(len(constant), -1)
+        return cls(NO_MATRIX, no_rows, constant, NO_MATRIX, no_rows)
 
     def only_lanes(self, lanes: Ints) -> Costs:
         """The costs of some lanes."""
@@ -178,15 +178,15 @@ def path_lengths(
     """
     first, last = lanes
     costs, count = _contiguous(costs), last - first
-    each, numbers = np.arange(first, last + 1), np.arange(count)  # each lane separately, as if it were a step
+    steps, numbers = np.arange(first, last + 1), np.arange(count)  # each lane separately, as if it were a step
     rendezvous_start, ends = np.full((rendezvous_count, count), -np.inf), np.full(last, -np.inf)
     live, lengths = np.empty((template.buffer_count, count)), np.full((rendezvous_count + 1, count), -np.inf)
     for groups in _round_bounds(template):
-        _replay(template, costs, groups, each, numbers, rendezvous_start, live, ends, _NO_TIMELINE)
-        met = template.rendezvous[groups[1] : groups[2]]
-        met = met[met >= 0]
-        lengths[met] = rendezvous_start[met]
-        rendezvous_start[met] = np.where(met == source, 0.0, -np.inf)[:, None]
+        _replay(template, costs, groups, steps, numbers, rendezvous_start, live, ends, _NO_TIMELINE)
+        rendezvous = template.rendezvous[groups[1] : groups[2]]
+        rendezvous = rendezvous[rendezvous >= 0]
+        lengths[rendezvous] = rendezvous_start[rendezvous]
+        rendezvous_start[rendezvous] = np.where(rendezvous == source, 0.0, -np.inf)[:, None]
     lengths[rendezvous_count] = ends[first:]
     return lengths
 
@@ -296,12 +296,12 @@ def _round_bounds(template: CompiledGraph) -> list[tuple[int, int, int]]:
 
     The first bound is the first rendezvous of the round before; the second is where this round's own groups begin.
     """
-    met = np.concatenate([[0], np.cumsum(template.rendezvous >= 0)])
+    count = np.concatenate([[0], np.cumsum(template.rendezvous >= 0)])
     firsts = template.first_of_round
     bounds, finish = [], 0
     for first, last in pairwise(firsts.tolist()):
         bounds.append((finish, first, last))
-        finish = last - int(met[last] - met[first])
+        finish = last - int(count[last] - count[first])
     return [*bounds, (finish, int(firsts[-1]), int(firsts[-1]))]
 
 

@@ -90,13 +90,13 @@ def separate_transfers(blocks: Sequence[Block], costs: Sequence[Floats], whole: 
     of_blocks = (
         _Calls(block, cost) for block, cost in zip(blocks, costs, strict=True) if block.structure.call is not None
     )
-    calls = {one.block.key: one for one in of_blocks if len(one.send)}
-    usual = whole.agreed(lambda: {key: one.usual for key, one in calls.items()}, _usual_of_links)
+    calls = {of_block.block.key: of_block for of_block in of_blocks if len(of_block.send)}
+    usual = whole.combined(lambda: {key: of_block.usual for key, of_block in calls.items()}, _usual_of_links)
     hidden = {key: of_link > LONG_FACTOR * lower_median(of_link, 0) for key, of_link in usual.items()}
     if any(mask.any() for mask in hidden.values()):
         # unless such a link is slow itself, and some calls end with its transfers
         assumed = {key: np.where(hidden[key], lower_median(of_link, 0), of_link) for key, of_link in usual.items()}
-        ending = whole.agreed(lambda: {key: one.ending(assumed[key]) for key, one in calls.items()}, _end_calls)
+        ending = whole.combined(lambda: {key: block.ending(assumed[key]) for key, block in calls.items()}, _end_calls)
         usual = {key: np.where(hidden[key] & ~ending[key], assumed[key], usual[key]) for key in usual}
     for key, of_block in calls.items():
         slow = of_block.unexplained(usual[key])
@@ -125,12 +125,12 @@ def ideal_rows(
         kind for kind in present_kinds if method is Method.TRACEKIT and kind in OCCASIONAL | OCCASIONAL_BY_STAGE
     ]
     if by_other_method is not None and all(
-        one.ndim == 1 for one in by_other_method
+        costs_of_rows.ndim == 1 for costs_of_rows in by_other_method
     ):  # methods differ in occasional kinds only
         present_kinds = [kind for kind in present_kinds if kind in OCCASIONAL | OCCASIONAL_BY_STAGE]
         ideal = [
-            np.where(np.isin(block.template.kind, [kind.code for kind in present_kinds]), 0.0, one)
-            for block, one in zip(blocks, by_other_method, strict=True)
+            np.where(np.isin(block.template.kind, [kind.code for kind in present_kinds]), 0.0, cost_of_rows)
+            for block, cost_of_rows in zip(blocks, by_other_method, strict=True)
         ]
     usual: dict[OpKind, float] = {}
     by_op = [kind for kind in present_kinds if kind not in by_total]
@@ -139,20 +139,20 @@ def ideal_rows(
         usual[kind] = _usual_cost(kind, [_costs_of(kind, blocks, costs, rows_of[kind])])
 
     if not whole.divided:  # the costs of all kinds at once would take as much memory as the matrices
-        parallel.each(compare, by_op, numbers=sum(one.size for one in costs))
+        parallel.each(compare, by_op, numbers=sum(cost.size for cost in costs))
     totals = {
         (kind, group): _Totals.of(blocks, costs, kind, group)
         for kind in by_total
-        for group in ([range(stages)] if kind in OCCASIONAL else [range(at, at + 1) for at in range(stages)])
+        for group in ([range(stages)] if kind in OCCASIONAL else [range(stage, stage + 1) for stage in range(stages)])
     }
 
     def contribution() -> _Contribution:
         costs_of_kinds = {kind: _costs_of(kind, blocks, costs, rows_of[kind]) for kind in by_op if whole.divided}
-        present = {name: found.present for name, found in totals.items() if name[0] not in SCHEDULED}
+        present = {name: total.present for name, total in totals.items() if name[0] not in SCHEDULED}
         return _Contribution(costs_of_kinds, present, sum(block.lanes for block in blocks))
 
-    agreed, usual_totals = whole.agreed(contribution, _usual_costs)
-    usual |= agreed
+    combined, usual_totals = whole.combined(contribution, _usual_costs)
+    usual |= combined
     for kind in by_op:
         for number, part in enumerate(rows_of[kind]):
             _set(blocks, ideal, number, part, usual[kind])
@@ -174,8 +174,8 @@ def _set(blocks: Sequence[Block], ideal: list[Floats], number: int, rows: Ints, 
     elif np.any(cost):
         if ideal[number].ndim == 1:
             ideal[number] = np.repeat(ideal[number][:, None], block.lanes, axis=1)
-        wide = np.broadcast_to(cost, (len(rows), block.lanes))
-        ideal[number][rows] = wide if block.present is None else np.where(block.present[rows], wide, 0.0)
+        full = np.broadcast_to(cost, (len(rows), block.lanes))
+        ideal[number][rows] = full if block.present is None else np.where(block.present[rows], full, 0.0)
 
 
 #: A kind of op and the stages whose workers are peers.
@@ -195,7 +195,7 @@ class _Contribution(Struct, frozen=True, eq=False):
 def _usual_costs(parts: Sequence[_Contribution]) -> tuple[dict[OpKind, float], dict[_Group, float]]:
     """The usual cost of each kind, and the usual total of a worker and step, seconds."""
     lanes = sum(part.lanes for part in parts)
-    usual = {kind: _usual_cost(kind, some) for kind, some in by_name([part.costs for part in parts]).items()}
+    usual = {kind: _usual_cost(kind, of_parts) for kind, of_parts in by_name([part.costs for part in parts]).items()}
     totals = {
         (kind, group): lower_median_of(np.concatenate(present), len(group) * lanes)
         for (kind, group), present in by_name([part.present for part in parts]).items()
@@ -219,7 +219,7 @@ def _costs_of(kind: OpKind, blocks: Sequence[Block], costs: Sequence[Floats], ro
 
 def _usual_cost(kind: OpKind, parts: Sequence[_Costs]) -> float:
     """Mean (compute) or median (communication) of a kind's own costs, seconds."""
-    arrays = [one for some, _ in parts for one in some]
+    arrays = [array for arrays_of_part, _ in parts for array in arrays_of_part]
     values = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     if kind.is_communication:  # indexing copied the values, so the median may sort them in place
         return float(np.median(values, overwrite_input=True))
@@ -291,7 +291,7 @@ def _workers_with(blocks: Sequence[Block], kind: OpKind, stages: range) -> Itera
 
 def _usual_of_links(parts: Sequence[Mapping[StructureKey, Floats]]) -> dict[StructureKey, Floats]:
     """The usual transfer time of each link on all lanes, seconds, [links], from `_Calls.usual` of batches of steps."""
-    return {key: lower_median(np.concatenate(some, axis=1), 1) for key, some in by_name(parts).items()}
+    return {key: lower_median(np.concatenate(of_parts, axis=1), 1) for key, of_parts in by_name(parts).items()}
 
 
 def _end_calls(parts: Sequence[Mapping[StructureKey, tuple[Ints, Ints, int]]]) -> dict[StructureKey, Bools]:
@@ -319,7 +319,7 @@ class _Calls:
         self.measured = np.minimum(cost[self.send], cost[self.recv])
         forward = block.template.kind[self.send] == OpKind.FORWARD_SEND.code
         links, self.link = np.unique(block.template.pp_rank[self.send] * np.int64(2) + forward, return_inverse=True)
-        of_links = [lower_quantile(self.measured[self.link == at], 0, USUAL_SHARE) for at in range(len(links))]
+        of_links = [lower_quantile(self.measured[self.link == link], 0, USUAL_SHARE) for link in range(len(links))]
         self.usual = np.maximum(np.stack(of_links), 0.0) if of_links else np.empty((0, block.lanes))
 
     def _own(self, most: Floats) -> Floats:

@@ -117,14 +117,15 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
     parts = dict(phases)
     parts[_NO_PHASE] = step_s - sum(phases.values(), np.zeros_like(step_s))
     cold = _cold(step_s, parts)
-    odd = cold | _slow(step_s, ~cold) | _apart(step_s, ~cold)
-    cold[:1] |= odd[:1]
-    blocks = np.flatnonzero(np.diff(np.concatenate(([False], odd & ~cold, [False])))).reshape(-1, 2)
-    if len(blocks) == 1 and np.diff(blocks[0]) >= _SIDE and (blocks[0][1] == len(odd) or blocks[0][0] == cold.sum()):
-        odd = cold.copy()  # no steps that differ, but a change for all that follow
-    usual, groups = ~odd, list[DifferingSteps]()
+    differs = cold | _slow(step_s, ~cold) | _apart(step_s, ~cold)
+    cold[:1] |= differs[:1]
+    blocks = np.flatnonzero(np.diff(np.concatenate(([False], differs & ~cold, [False])))).reshape(-1, 2)
+    at_an_end = len(blocks) == 1 and (blocks[0][1] == len(differs) or blocks[0][0] == cold.sum())
+    if at_an_end and np.diff(blocks[0]) >= _SIDE:
+        differs = cold.copy()  # no steps that differ, but a change for all that follow
+    usual, groups = ~differs, list[DifferingSteps]()
     by_phase: dict[str, list[int]] = {}
-    for place in np.flatnonzero(odd).tolist():
+    for place in np.flatnonzero(differs).tolist():
         by_phase.setdefault(_leading(parts, place, usual), []).append(place)
     for phase, places in by_phase.items():
         for chosen in ([place for place in places if cold[place]], [place for place in places if not cold[place]]):
@@ -168,9 +169,9 @@ def _apart(step_s: Floats, asked: Bools) -> Bools:
         return np.zeros(len(step_s), np.bool_)
     split = int(np.argmax(np.diff(ordered))) + 1
     low, high = ordered[:split], ordered[split:]
-    apart = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
+    has_gap = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
     longer: Bools = asked & (step_s > low[-1])
-    return longer if apart and len(high) <= len(low) else np.zeros_like(longer)
+    return longer if has_gap and len(high) <= len(low) else np.zeros_like(longer)
 
 
 def _leading(parts: Mapping[str, Floats], place: int, usual: Bools) -> str:
@@ -182,8 +183,8 @@ def _group(
     numbers: Ints, step_s: Floats, took: Floats, places: list[int], usual: Bools, phase: str, *, cold: bool
 ) -> DifferingSteps:
     usual_s, steps = float(np.median(step_s[usual])), numbers[places].tolist()
-    extra_s, apart = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))
-    returns = len(apart) == 1 and apart[0] > 1 and (len(steps) > 2 or steps[0] == apart[0])
+    extra_s, intervals = float(step_s[places].mean()) - usual_s, np.unique(np.diff(steps))
+    returns = len(intervals) == 1 and intervals[0] > 1 and (len(steps) > 2 or steps[0] == intervals[0])
     return DifferingSteps(
         steps=steps,
         extra_s=extra_s,
@@ -191,7 +192,7 @@ def _group(
         share=extra_s * len(steps) / float(step_s.sum()),
         phase=phase,
         phase_extra_s=float(took[places].mean() - np.median(took[usual])),
-        every=int(apart[0]) if returns else None,
+        every=int(intervals[0]) if returns else None,
         cold=cold,
     )
 
@@ -241,7 +242,7 @@ def first_line(account: RlAccount) -> tuple[str, str]:
         return "contradiction", account.flagged
     kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(WORTH)} of the step"
     if account.leading is not None:
-        kind, lost_s = account.leading, max(one.lost_s for one in account.losses)
+        kind, lost_s = account.leading, max(row.lost_s for row in account.losses)
         words = f"{_LOSSES[account.leading]} costs {percent(lost_s / account.step_s)} of the step"
     elif account.job.basis == "phases" and account.phases:
         kind, lost_s = "phases", account.phases[0].seconds
@@ -272,7 +273,7 @@ def _more(account: RlAccount) -> Iterator[str]:
 
 def _saves(account: RlAccount) -> str:
     """The alternative that saves most, if that is certain to save time, and worth mentioning."""
-    certain = [one for one in account.what_if if one.high_s is not None and one.high_s < account.step_s]
+    certain = [row for row in account.what_if if row.high_s is not None and row.high_s < account.step_s]
     best = max(certain, key=lambda price: price.saved_s or 0.0, default=None)
     if best is None or not best.saved_s or best.saved_s < account.step_s / 100:
         return ""

@@ -37,9 +37,9 @@ class Ran(Struct, frozen=True, eq=False):
     tokens: Floats
     tool_s: Floats
 
-    def only(self, which: Bools) -> Ran:
+    def only(self, mask: Bools) -> Ran:
         """The requests of a mask."""
-        return Ran(*(getattr(self, name)[which] for name in self.__struct_fields__))
+        return Ran(*(getattr(self, name)[mask] for name in self.__struct_fields__))
 
 
 def fit(ran: Ran, count: int) -> Engines:
@@ -71,10 +71,10 @@ class _DecodeTimes:
         self.ran, self.has_tool, tools = ran, has_tool, np.flatnonzero(has_tool)
         time = np.concatenate((ran.start, ran.end, tool_from[tools], (tool_from + ran.tool_s)[tools]))
         change = np.repeat([1, -1, -1, 1], (count, count, len(tools), len(tools)))
-        of = np.concatenate((np.arange(count), np.arange(count), tools, tools))
-        group = (ran.step * (int(ran.engine.max()) + 1) + ran.engine)[of]
+        request = np.concatenate((np.arange(count), np.arange(count), tools, tools))
+        group = (ran.step * (int(ran.engine.max()) + 1) + ran.engine)[request]
         order = np.lexsort((change, time, group))
-        self.engine = ran.engine[of][order]
+        self.engine = ran.engine[request][order]
         self.running = np.cumsum(change[order])
         self.time = time[order]
         self.lasts = np.append(np.diff(self.time), 0.0)
@@ -121,10 +121,11 @@ def _least_squares(ran: Ran, times: _DecodeTimes, latency: Floats, speeds: Float
         ]
         missed = ran.tokens - predicted
         size = np.maximum(np.bincount(ran.engine, predicted**2, count), 1e-300)
-        shares = [np.bincount(ran.engine, predicted * one, count) / size for one in (*columns, missed)]
-        free = [one - predicted * share[ran.engine] for one, share in zip((*columns, missed), shares, strict=True)]
+        measured = (*columns, missed)
+        shares = [np.bincount(ran.engine, predicted * series, count) / size for series in measured]
+        free = [series - predicted * share[ran.engine] for series, share in zip(measured, shares, strict=True)]
         # What engines that always run equally many requests leave of a column is rounding.
-        unknown = [np.linalg.norm(one) < 1e-6 * np.linalg.norm(predicted) for one in free[:2]]
+        unknown = [np.linalg.norm(column) < 1e-6 * np.linalg.norm(predicted) for column in free[:2]]
         design = np.where(unknown, 0.0, np.stack(free[:2], axis=1))
         change = np.linalg.lstsq(design, free[2], rcond=1e-9)[0]
         faster = shares[2] - change[0] * shares[0] - change[1] * shares[1]
@@ -204,7 +205,7 @@ class Requests(Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, **columns)
 
     def dealt(self, engines: int, *, longest_first: bool = False) -> Requests:
-        """Dealt to engines in turn, as submitted or with the longest of each step first."""
+        """The requests, dealt to engines in turn: as submitted, or the longest of each step first."""
         order = np.lexsort((-self.tokens if longest_first else self.arrives, self.step))
         first = np.searchsorted(self.step, np.arange(self.step[-1] + 2))
         place = np.arange(len(order)) - first[self.step]
@@ -213,7 +214,7 @@ class Requests(Struct, frozen=True, eq=False):
         return self.replace(engine=engine, turn=turn)
 
     def balanced(self, engines: int) -> Requests:
-        """The longest first to the engine with the fewest tokens; engines run theirs in the order of submission."""
+        """The requests, the longest first, dealt to the engine with the fewest tokens; engines run them in order."""
         engine = np.empty_like(self.engine)
         order = np.lexsort((-self.tokens, self.step))
         last = -1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONTRADICTION = 0.01
 #: An assumption of prices with staleness.
 SIDE_BY_SIDE = "generation and training take as long side by side"
-#: Why nothing that goes on beside the training has a price.
+#: Why nothing that goes on during the training has a price.
 NO_TRAINING = "the time of the training is not known; state it with train=S"
 #: Why nothing has a price after too few measured steps.
 _FEW_STEPS = "{} measured, which {} not show how steps differ; record more"
@@ -91,8 +91,8 @@ class PostTrainingRun(ABC):
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         """Return where the mean step went, and what these alternatives save. Raises SelectionError, see `assumed`."""
 
-    def _account(self, scenarios: Sequence[Scenario], losses: list[LossTime], **own: Any) -> RlAccount:
-        """The account with these losses. `own`: its fields that depend on what was recorded."""
+    def _account(self, scenarios: Sequence[Scenario], losses: list[LossTime], **fields: Any) -> RlAccount:
+        """The account with these losses. `fields`: those that depend on what was recorded."""
         usual = self.usual
         spent = [
             PhaseTime(name, float(seconds.mean()), float(seconds[usual].mean()))
@@ -105,8 +105,8 @@ class PostTrainingRun(ABC):
             doubt=self.doubt,
             losses=losses,
             leading=leading(losses, self.step_s),
-            what_if=[self.price(one) for one in scenarios],
-            **own,
+            what_if=[self.price(scenario) for scenario in scenarios],
+            **fields,
         )
 
     @property
@@ -150,7 +150,7 @@ class PostTrainingRun(ABC):
         they assume, and by the scatter of steps, each of which has its own prompts.
         """
         replay_s = max(self.replay_error_s, 0.0 if self.generations is None else self.generations.error_s)
-        return saving_error_s(saving, replay_s, 1) + sum(self.assumed(one).error_s for one in scenarios)
+        return saving_error_s(saving, replay_s, 1) + sum(self.assumed(scenario).error_s for scenario in scenarios)
 
     def price(self, scenario: Scenario) -> Price:
         """Return what the step would take. Raises SelectionError, see `assumed`."""
@@ -332,7 +332,7 @@ class LoggedRun(PostTrainingRun):
 
     def account(self, scenarios: Sequence[Scenario]) -> RlAccount:
         losses: list[LossTime] = []
-        if not self.flagged and not self._beside(None):
+        if not self.flagged and not self._side_by_side(None):
             losses = [LossTime(loss, self.mean[loss]) for loss in ("reward", "sync") if loss in self.mean]
         return self._account(
             scenarios,
@@ -342,7 +342,7 @@ class LoggedRun(PostTrainingRun):
             replayed_s=None,
             generation_s=self.mean.get("generate"),
             trainer_wait_s=None,
-            staleness=None if self._beside(None) or "generate" not in self.mean else 0,
+            staleness=None if self._side_by_side(None) or "generate" not in self.mean else 0,
             unaccounted_s=self.unaccounted_s,
             generation=None,
             left_out=list(self.log.left_out),
@@ -382,7 +382,7 @@ class LoggedRun(PostTrainingRun):
             return Assumed("the log lacks the time of the generation, or has only what no training hides")
         if scenario.staleness is not None and "train" not in self.mean and scenario.train_s is None:
             return Assumed(NO_TRAINING)
-        assumes = [SIDE_BY_SIDE] * self._beside(scenario) + ["no time is spent outside phases"] * (
+        assumes = [SIDE_BY_SIDE] * self._side_by_side(scenario) + ["no time is spent outside phases"] * (
             self.unaccounted_s is None
         )
         return Assumed(None, tuple(assumes), abs(self.unaccounted_s or 0.0), scenario.staleness or None)
@@ -396,11 +396,11 @@ class LoggedRun(PostTrainingRun):
         if scenario is not None:
             generate = generate if scenario.generate_s is None else np.full_like(nothing, scenario.generate_s)
             others = others if scenario.train_s is None else np.full_like(nothing, scenario.train_s)
-        if self._beside(scenario):
+        if self._side_by_side(scenario):
             return generate if generate.mean() >= others.mean() else others
         return np.asarray(generate + others)
 
-    def _beside(self, scenario: Scenario | None) -> bool:
+    def _side_by_side(self, scenario: Scenario | None) -> bool:
         """Whether generation and training go side by side."""
         recorded = self.log.step_time is StepTime.OVERLAPPED
         return recorded if scenario is None or scenario.staleness is None else scenario.staleness > 0

@@ -190,13 +190,13 @@ class Generations:
         place = np.searchsorted(steps.numbers, trajectories.step)
         place[place == len(steps.numbers)] = 0
         chosen = steps.numbers[place] == trajectories.step
-        begun = steps.generate_start[place]
+        begin = steps.generate_start[place]
         ran = Ran(
             place,
             trajectories.engine,
-            trajectories.submit - begun,
-            trajectories.start - begun,
-            trajectories.end - begun,
+            trajectories.submit - begin,
+            trajectories.start - begin,
+            trajectories.end - begin,
             trajectories.tokens,
             trajectories.tool_s,
         ).only(chosen)
@@ -289,13 +289,14 @@ class Generations:
         late[np.nanmax(first[:, used], axis=0) - np.nanmin(first[:, used], axis=0) > slack] = 0.0
         if before.max() > slack:
             worst = int(before.argmax())
-            name, by = self.names[ran.engine[worst]], float(before[worst])
+            name, late_s = self.names[ran.engine[worst]], float(before[worst])
         elif late.max() > slack:
-            name, by = self.names[np.flatnonzero(used)[late.argmax()]], float(late.max())
+            name, late_s = self.names[np.flatnonzero(used)[late.argmax()]], float(late.max())
         else:
             return None
         return (
-            f"trajectories of {short(name)} lie {by:.2f} s outside their generations: its clock or their steps are off"
+            f"trajectories of {short(name)} lie {late_s:.2f} s outside their generations: its clock or their steps are"
+            " off"
         )
 
 
@@ -336,7 +337,7 @@ class Steps:
                 f"step {numbers[missing]} lacks its generation, training or sync, and later steps have it"
             )
         self.numbers, self.left_out = numbers[whole], np.delete(numbers, whole).tolist()
-        spans = {name: tuple(one[whole] for one in span) for name, span in self.spans.items()}
+        spans = {name: tuple(times[whole] for times in span) for name, span in self.spans.items()}
         self.spans = {name: span for name, span in spans.items() if not np.isnan(span[0]).all()}
         self.generate_start, self.generate_end = generate[0][whole], generate[1][whole]
         self.reward_end = np.fmax(reward[1][whole], self.generate_end)
@@ -353,7 +354,7 @@ class Steps:
     def after_generation(self) -> list[str]:
         """Phases that begin once the generation of their step has ended."""
         early = {name: np.nanmedian(start - self.generate_end) for name, (start, _, _) in self.spans.items()}
-        return [name for name, by in early.items() if by >= -_AT_ONCE_S]
+        return [name for name, late_s in early.items() if late_s >= -_AT_ONCE_S]
 
     @property
     def step_times(self) -> Floats:
@@ -373,10 +374,10 @@ class Steps:
     def loop(self) -> Loop:
         """The steps as a loop."""
         staleness = self.staleness()
-        none = np.full(len(self.numbers), -np.inf)
-        generated, synced, weights = none.copy(), none.copy(), none.copy()
+        never = np.full(len(self.numbers), -np.inf)
+        generated, synced, weights = never.copy(), never.copy(), never.copy()
         generated[1:], synced[1:] = self.generate_end[:-1], self.sync_end[:-1]
-        weights[1 + staleness :] = self.sync_end[: max(0, len(none) - 1 - staleness)]
+        weights[1 + staleness :] = self.sync_end[: max(0, len(never) - 1 - staleness)]
         could_generate = np.maximum(generated, weights)
         could_generate[0] = self.generate_start[0]
         return Loop(

@@ -178,16 +178,16 @@ class QueuedAhead(Struct, frozen=True, eq=False):
 
     def make(self, overlay: CostOverlay) -> None:
         recorded = overlay.delay_of_ops()
-        own = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
-        launched_by, arrives_s, most = self.launched_by[own], self.arrives_s[own], recorded[own]
+        launched = np.flatnonzero(np.isfinite(self.arrives_s) & (recorded > 0))
+        launched_by, arrives_s, most = self.launched_by[launched], self.arrives_s[launched], recorded[launched]
         overlay.op_delay, graph = recorded.copy(), cast("FoldedGraph", overlay.replay.graph)
-        late = overlay.op_delay[own] = np.zeros(len(own))
+        late = overlay.op_delay[launched] = np.zeros(len(launched))
         for _ in range(_PASSES):
             timelines, before = overlay.timelines(), late
-            start_s = graph.of_ops([timeline.start for timeline in timelines], own)
+            start_s = graph.of_ops([timeline.start for timeline in timelines], launched)
             launched_s = graph.of_ops([timeline.end for timeline in timelines], launched_by)
             late = np.clip(launched_s + arrives_s - (start_s - before), 0.0, most)
-            overlay.op_delay[own] = late
+            overlay.op_delay[launched] = late
             if np.allclose(late, before, rtol=0.0, atol=_ROUNDING_S):  # every further pass would find the same
                 break
 
@@ -198,7 +198,8 @@ class OnlyDelays(Struct, frozen=True):
     selection: Selection
 
     def make(self, overlay: CostOverlay) -> None:
-        overlay.op_delay, overlay.delay = None, [ChangedRows.of(of) for of in overlay.replay.durations.launch_delay]
+        overlay.op_delay = None
+        overlay.delay = [ChangedRows.of(matrix) for matrix in overlay.replay.durations.launch_delay]
         for number, mask in overlay.masks(self.selection):
             overlay.delay[number].put(~mask, _NONE)
 
@@ -295,15 +296,15 @@ def mean_step_time(replay: GraphReplay, changes: Iterable[Intervention]) -> floa
     return float(step_times(replay, changes).mean())
 
 
-def step_times_each(replay: GraphReplay, each: Sequence[Iterable[Intervention]]) -> Floats:
+def step_times_each(replay: GraphReplay, scenarios: Sequence[Iterable[Intervention]]) -> Floats:
     """As `step_times` for each of several questions by itself, side by side, seconds, [questions, steps]."""
-    times = np.zeros((len(each), len(replay.graph.steps)))
+    times = np.zeros((len(scenarios), len(replay.graph.steps)))
 
     def run(number: int) -> None:
-        times[number] = step_times(replay, each[number])
+        times[number] = step_times(replay, scenarios[number])
 
     # Few lanes leave all cores but one idle; many lanes use all cores for one question.
-    parallel.each(run, range(len(each)), numbers=replay.cells * len(each) if replay.has_few_lanes else 0)
+    parallel.each(run, range(len(scenarios)), numbers=replay.cells * len(scenarios) if replay.has_few_lanes else 0)
     return times
 
 
@@ -475,7 +476,7 @@ class CostOverlay(Struct):
     def recorded(cls, replay: GraphReplay) -> CostOverlay:
         """The job as it ran."""
         cost = [ChangedRows.of(matrix) for matrix in replay.durations.cost]
-        delay = [ChangedRows.of(matrix, ~kept) for matrix, kept in replay.kept_delays]
+        delay = [ChangedRows.of(matrix, ~mask) for matrix, mask in replay.kept_delays]
         return cls(replay, cost, delay, *replay.between_steps_s())
 
     def masks(self, selection: Selection) -> Iterator[tuple[int, Mask]]:

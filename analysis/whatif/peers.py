@@ -86,12 +86,7 @@ class _Pace:
         self.seconds = np.full(len(cost), np.nan)
 
     def follow(
-        self,
-        classes: Ints,
-        member: Ints,
-        members: Callable[[Ints], Bools] | None = None,
-        *,
-        stay_ahead: bool = False,
+        self, classes: Ints, member: Ints, members: Callable[[Ints], Bools] | None = None, *, stay_ahead: bool = False
     ) -> None:
         """Fill in the pace of selected ops whose class, [ops], has peers: members, [ops], without a selected op.
 
@@ -134,12 +129,12 @@ def _of_kind(
         template, shape = block.template, (len(rows), block.lanes)
         where = (template.pp_rank[rows][:, None], template.chunk[rows][:, None], block.microbatch[rows],
                  block.step[None], graph.dp_index(block)[None])  # fmt: skip
-        ids.append([np.broadcast_to(each, shape).ravel().astype(np.int64) for each in where])
+        ids.append([np.broadcast_to(label, shape).ravel().astype(np.int64) for label in where])
         cost.append(of_block[rows].ravel())
         selected.append(mask[rows].ravel())
         present.append(np.ones(shape, np.bool_).ravel() if block.present is None else block.present[rows].ravel())
     exists = np.concatenate(present)
-    stage, chunk, microbatch, step, dp = (np.concatenate(each)[exists] for each in zip(*ids, strict=True))
+    stage, chunk, microbatch, step, dp = (np.concatenate(of_blocks)[exists] for of_blocks in zip(*ids, strict=True))
     ops = _Ops(
         row=combinations((stage, chunk, microbatch))[1],
         stage=stage,

@@ -90,7 +90,7 @@ def _present(replay: JobReplay) -> Bools:
     """Mask of the ops that exist, in order of block, row and lane."""
     blocks = replay.graph.blocks
     return np.concatenate(
-        [np.ones(one.start.size, np.bool_) if one.present is None else one.present.ravel() for one in blocks]
+        [np.ones(block.start.size, np.bool_) if block.present is None else block.present.ravel() for block in blocks]
     )
 
 
@@ -155,7 +155,7 @@ def labelled_ops(traces: Sequence[Trace]) -> pl.DataFrame:
     frames = []
     for number, trace in enumerate(traces):
         replay = JobReplay.from_trace(trace)
-        ranks = [(at.dp_rank, at.pp_rank, rank) for at, rank in trace.worker_ranks().items()]
+        ranks = [(worker.dp_rank, worker.pp_rank, rank) for worker, rank in trace.worker_ranks().items()]
         workers = pl.DataFrame(ranks, {"dp_rank": pl.Int32, "pp_rank": pl.Int16, "rank": pl.Int32}, orient="row")
         workers = workers.with_columns(
             host=_of_rank(trace.hosts), **{"GPU model": _of_rank(_models(trace.metadata.get("gpus")))}
@@ -203,7 +203,7 @@ def over_represented(ops: pl.DataFrame, chosen: pl.Series) -> pl.DataFrame:
     for label in LABELS:
         sums = sides.group_by(pl.col(label).alias("value")).agg(pl.col(*whole).sum()).drop_nulls("value")
         if sums.height > 1:
-            shares = [(pl.col(side) / of).fill_nan(0.0) for side, of in whole.items()]
+            shares = [(pl.col(side) / total).fill_nan(0.0) for side, total in whole.items()]
             tables.append(sums.select(pl.lit(label).alias("label"), pl.col("value").cast(pl.String), *shares))
     if not tables:
         numbers = {"inside": pl.Float64, "outside": pl.Float64}

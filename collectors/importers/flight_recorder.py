@@ -73,7 +73,7 @@ def read_flight_records(directory: Path) -> FlightRecord:
                     f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
                     f" {rank}; keep only the dumps of one attempt in the folder"
                 )
-            dumps[rank] = _take(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
+            dumps[rank] = _add_dump(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
     if all(dump.problem is not None for dump in dumps.values()):
         reason = next(iter(notes), "no file is a dump")
         raise FormatError(
@@ -105,7 +105,7 @@ def _stated_rank(dump: Mapping[str, Any], named: int | None) -> int:
     return rank
 
 
-def _take(
+def _add_dump(
     columns: DumpRows,
     rank: int,
     name: str,
@@ -132,8 +132,8 @@ def _take(
         reason = f"is damaged: {entries.left_out[0]}; none of its {len(dump['entries'])} entries can be used"
         notes.append(f"{short(name)} {reason}")
         return RankDump(name, reason, doubt=reason)
-    places = take_operations(columns, rank, entries.entries, groups)
-    odd_status = take_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
+    places = add_operations(columns, rank, entries.entries, groups)
+    odd_status = add_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
     if entries.restarted:
         notes.append(
             f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
@@ -206,7 +206,7 @@ def _record(
     }
     groups, places = columns.groups.finish(absent)
     operations = pl.DataFrame(columns.operations, schema=OPERATIONS, orient="row")
-    to_place = pl.Series([places[at] for at in range(len(places))], dtype=pl.Int32)
+    to_place = pl.Series([places[number] for number in range(len(places))], dtype=pl.Int32)
     operations = operations.with_columns(to_place.gather(operations["group"]).alias("group"))
     statuses = pl.DataFrame(columns.statuses, schema=STATUSES, orient="row")
     statuses = statuses.with_columns(to_place.gather(statuses["group"]).alias("group"))
@@ -417,7 +417,7 @@ class DumpRows:
     transfers: dict[str, tuple[bool, int, int] | None] = field(default_factory=dict)
 
 
-def take_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
+def add_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
     """Add rows for the entries of a rank; return the group of each `pg_id` in them."""
     places: dict[int, int] = {}
     # The parts of a coalesced call have no state of their own; the closing entry has it for all.
@@ -494,7 +494,7 @@ def _call_site(frames: Any) -> str | None:
     return None
 
 
-def take_statuses(
+def add_statuses(
     columns: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
 ) -> str | None:
     """Add the statuses, which are kept by the group's number in the process; return their impossible values.

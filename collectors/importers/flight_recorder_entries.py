@@ -231,7 +231,7 @@ def _repeated(used: list[Entry]) -> bool:
     for entry in used:
         if entry.pg_id >= 0:
             numbers[*entry.counted, entry.sequence].append(entry)
-    return any(len(alike) > 1 and not any(COALESCED in one.name for one in alike) for alike in numbers.values())
+    return any(len(alike) > 1 and not any(COALESCED in entry.name for entry in alike) for alike in numbers.values())
 
 
 def _far_records(ordered: list[Entry]) -> dict[int, str]:

@@ -133,10 +133,10 @@ def read_aggregated(path: Path, *, layout: Path | None = None, unit: TimeUnit | 
         of_rank = [scope for (rank, _), group in scopes.items() if rank == pid for scope in group]
         noted = {key: value for scope in of_rank for key, value in scope.attributes.items()}
         stage, tensor = noted.get("pp_rk", noted.get("pp_rank", 0)), noted.get("tp_rk", 0)
-        others = sum((one.pp, one.tp) == (stage, tensor) for one in ranks.values())
+        others = sum((rank.pp, rank.tp) == (stage, tensor) for rank in ranks.values())
         ranks[pid] = _MegatronRank(pid, noted.get("dp_rk", others), stage, tensor)
     return _trace(
-        {(ranks[pid], step): found for (pid, step), found in scopes.items()}, path, "megascan-chrome", TimeUnit.US
+        {(ranks[pid], step): of_step for (pid, step), of_step in scopes.items()}, path, "megascan-chrome", TimeUnit.US
     )
 
 
@@ -222,7 +222,7 @@ def _trace(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], path: Path,
     first = min((step for _, step in scopes), default=0)
     if any(step > first for _, step in scopes):
         say(f"tracekit: iteration {first}, the first, is left out: it warms up")
-        scopes = {where: found for where, found in scopes.items() if where[1] > first}
+        scopes = {where: of_step for where, of_step in scopes.items() if where[1] > first}
     begins: dict[int, int] = {}
     for (_, step), of_step in scopes.items():
         for scope in of_step:
@@ -277,6 +277,6 @@ def _layers(scopes: Mapping[tuple[_MegatronRank, int], list[_Scope]], layout: La
         for scope in of_step:
             if _KINDS.get(scope.name) == (_FORWARD,) and scope.attributes.get("microbatch") == 0:
                 counts[rank.pp] += sum(
-                    one.name == _LAYER and scope.start_ns <= one.start_ns < scope.end_ns for one in of_step
+                    span.name == _LAYER and scope.start_ns <= span.start_ns < scope.end_ns for span in of_step
                 )
     return {"layers": counts} if all(counts) else {}

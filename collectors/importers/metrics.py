@@ -231,10 +231,10 @@ def _why(error: Exception) -> str:
     reason = getattr(error, "reason", error)
     if isinstance(error, urllib.error.HTTPError):
         try:
-            said = str(msgspec.json.decode(error.read(), type=_Refusal).error)[:200]
+            message = str(msgspec.json.decode(error.read(), type=_Refusal).error)[:200]
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError, http.client.HTTPException):
-            said = str(error.reason)
-        return f"answers {error.code}: {said}; is it the base URL of Prometheus?"
+            message = str(error.reason)
+        return f"answers {error.code}: {message}; is it the base URL of Prometheus?"
     if isinstance(reason, TimeoutError):
         return f"no answer within {ANSWER_S:.0f} s"
     if isinstance(reason, ssl.SSLCertVerificationError):
@@ -310,7 +310,7 @@ def _from_text(path: Path, metrics: Collection[str] | None) -> pl.DataFrame:
                 keys[name] = _key(name)
         series = enumerate(keys.items())
         wanted = {
-            name: at for at, (name, key) in series if key is not None and (metrics is None or key.metric in metrics)
+            name: code for code, (name, key) in series if key is not None and (metrics is None or key.metric in metrics)
         }
         numbered = pl.DataFrame(
             {"name": list(wanted), "key": list(wanted.values())}, {"name": pl.String, "key": pl.UInt32}

@@ -65,7 +65,7 @@ def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | N
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
     refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
-    for file in sorted(one for one in path.glob("*.log") if one.is_file()) if path.is_dir() else [path]:
+    for file in sorted(log for log in path.glob("*.log") if log.is_file()) if path.is_dir() else [path]:
         _read_file(file, log)
     frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
     if frame.is_empty():
@@ -174,7 +174,7 @@ def _trace(frame: pl.DataFrame, log: _Log, path: Path) -> Trace:
             "other_collectives": _summed(once.join(chosen, on=[*_COLLECTIVE, "rank"], how="anti"), "function", "bytes"),
             "other_communicators": _summed(other, "communicator", "communicator_name", "ranks"),
             "repeated": own.height - once.height,
-            "dropped_by_the_inspector": sum(n for (one, _), n in log.dropped.items() if one == first["communicator"]),
+            "dropped_by_the_inspector": sum(n for (id_, _), n in log.dropped.items() if id_ == first["communicator"]),
             "other_lines": dict(log.other),
             "torn_lines": log.torn_lines,
         },
@@ -212,7 +212,7 @@ def _since_previous(once: pl.DataFrame) -> pl.DataFrame:
 
 def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
     """Build canonical columns: per collective and rank the delay, then the collective."""
-    none, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
+    null, zero = pl.lit(None, pl.Int32), pl.lit(0, pl.Int32)
     place = [
         pl.col("sequence").cast(pl.Int32).alias("step"),
         pl.col("rank"),
@@ -228,8 +228,8 @@ def _ops(chosen: pl.DataFrame) -> pl.DataFrame:
             *place,
             pl.lit(str(kind)).alias("kind"),
             zero.alias("seq"),
-            none.alias("microbatch"),
-            none.alias("chunk"),
+            null.alias("microbatch"),
+            null.alias("chunk"),
             (start / 1e6).alias("start"),
             (duration / 1e6).alias("duration"),
         )

@@ -73,7 +73,7 @@ _COUNTERS_ALONE = (
 
 
 class _WatchedRank(Struct):
-    """What a rank says of a group. `works`: what timed out, by its number."""
+    """What watchdogs report of a rank in a group. `works`: what timed out, by its number."""
 
     enqueued: int | None = None
     completed: int | None = None
@@ -93,7 +93,7 @@ def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
 
     Checked in PyTorch's `ProcessGroupNCCL.cpp`, as `ras_record` is in NCCL's `ras/client_support.cc`.
     """
-    said: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
+    watched: defaultdict[str, defaultdict[int, _WatchedRank]] = defaultdict(lambda: defaultdict(_WatchedRank))
     works = []
     times = []
     for line in lines:
@@ -107,16 +107,16 @@ def watchdog_record(lines: Sequence[str], source: str) -> FlightRecord | None:
         if work is not None:
             works.append((number, name, int(work[1]), _timed_out(work, now_ns)))
         if status is not None:
-            of_rank = said[name or _DEFAULT][number]
+            of_rank = watched[name or _DEFAULT][number]
             of_rank.enqueued, of_rank.completed = int(status[1]), int(status[2])
     for number, name, sequence, timed_out in works:
-        said[name or _group_of(said, number, sequence)][number].works[sequence] = timed_out
-    return _record(said, max(times), source) if said else None
+        watched[name or _group_of(watched, number, sequence)][number].works[sequence] = timed_out
+    return _record(watched, max(times), source) if watched else None
 
 
-def _group_of(said: Mapping[str, Mapping[int, _WatchedRank]], rank: int, sequence: int) -> str:
+def _group_of(watched: Mapping[str, Mapping[int, _WatchedRank]], rank: int, sequence: int) -> str:
     """The group of what timed out on a rank: messages of a timeout do not name it, those of counters do."""
-    for name, of_group in said.items():
+    for name, of_group in watched.items():
         counters = of_group.get(rank)
         if counters is not None and (counters.completed or 0) < sequence <= (counters.enqueued or 0):
             return name
@@ -129,19 +129,19 @@ def _timed_out(work: re.Match[str], now_ns: int) -> dict[str, Any]:
     return {"name": work[2].lower(), "elements": elements, "sizes": f"[{elements}]", "created_ns": since_ns}
 
 
-def _record(said: Mapping[str, Mapping[int, _WatchedRank]], taken_ns: int, source: str) -> FlightRecord:
-    ranks = sorted({rank for of_group in said.values() for rank in of_group})
+def _record(watched: Mapping[str, Mapping[int, _WatchedRank]], taken_ns: int, source: str) -> FlightRecord:
+    ranks = sorted({rank for of_group in watched.values() for rank in of_group})
     groups = [
         DumpedGroup(name, tuple(range(ranks[-1] + 1)) if name == _DEFAULT else tuple(sorted(of_group)))
-        for name, of_group in said.items()
+        for name, of_group in watched.items()
     ]
     statuses = [
         (rank, place, counters.enqueued, counters.completed)
-        for place, of_group in enumerate(said.values())
+        for place, of_group in enumerate(watched.values())
         for rank, counters in of_group.items()
         if counters.enqueued is not None and counters.completed is not None
     ]
-    operations = [row for place, of_group in enumerate(said.values()) for row in _watched_rows(place, of_group)]
+    operations = [row for place, of_group in enumerate(watched.values()) for row in _watched_rows(place, of_group)]
     return FlightRecord(
         world_size=ranks[-1] + 1,
         groups=tuple(groups),
@@ -149,7 +149,7 @@ def _record(said: Mapping[str, Mapping[int, _WatchedRank]], taken_ns: int, sourc
         statuses=pl.DataFrame(statuses, schema=STATUSES, orient="row"),
         dumps={rank: RankDump(source, operations=1) for rank in ranks},
         taken_ns=taken_ns or None,
-        notes=tuple(_notes(said)),
+        notes=tuple(_notes(watched)),
         seen_as="printed messages",
     )
 
@@ -163,9 +163,9 @@ def _watched_rows(place: int, of_group: Mapping[int, _WatchedRank]) -> Iterator[
             yield row | {"p2p": row["name"] in ("send", "recv")}
 
 
-def _notes(said: Mapping[str, Mapping[int, _WatchedRank]]) -> Iterator[str]:
+def _notes(watched: Mapping[str, Mapping[int, _WatchedRank]]) -> Iterator[str]:
     yield _COUNTERS_ALONE
-    for name, of_group in said.items():
+    for name, of_group in watched.items():
         level = [
             rank
             for rank, counters in of_group.items()

@@ -126,7 +126,7 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
             per_step, rest = divmod(len(durations), max(1, last - first))
             if rest or last <= first:
                 raise FormatError(f"{where}: {len(durations)} parts do not spread evenly over the steps {first}:{last}")
-            steps = [first + at // per_step for at in range(len(durations))]
+            steps = [first + position // per_step for position in range(len(durations))]
         for step, start, duration in zip(steps, starts, durations, strict=True):
             yield _TimedMetric(
                 match["metric"],
@@ -184,8 +184,8 @@ def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, un
         rows += [(*place, str(kind), start_ns, end_ns) for kind in kinds]
     if not rows:
         raise FormatError(f"{path}: none of its metrics is an op kind tracekit knows: {', '.join(sorted(other)[:8])}")
-    none = pl.lit(None, pl.Int32)
-    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=none, chunk=none)
+    null = pl.lit(None, pl.Int32)
+    ops = pl.DataFrame(rows, schema=_SCHEMA, orient="row").with_columns(microbatch=null, chunk=null)
     ops, step_starts_ns = cut_steps(ops)
     return Trace.from_frame(
         ops,

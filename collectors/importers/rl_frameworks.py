@@ -120,7 +120,7 @@ def dicts(lines: Iterator[tuple[int, str]], begins: re.Pattern[str]) -> Iterator
 
 
 def unnumbered(lines: Iterator[tuple[int, str]], wanted: re.Pattern[str]) -> Iterator[dict[str, float]]:
-    """Records that do not name their step, as of one step in notes: a new one begins with a key that is there again."""
+    """The values of each step of a log without step numbers: a key that comes again begins the next step."""
     values: dict[str, float] = {}
     for _, line in lines:
         for key, value in pairs(line, wanted).items():
@@ -311,7 +311,7 @@ def _sum_or_clock(timers: Mapping[str, float], phases: Mapping[str, float]) -> S
 
 
 def _waits_for_rollout(timers: Mapping[str, float], phases: Mapping[str, float]) -> StepTime:
-    """The trainer of slime waits for the whole rollout, unless that runs beside the training (`train_async.py`)."""
+    """The trainer of slime waits for the whole rollout, unless that runs alongside the training (`train_async.py`)."""
     waited = timers.get("train_wait", math.inf)
     return StepTime.OVERLAPPED if phases.get("generate", 0.0) > waited * (1 + TOLERANCE) else StepTime.SERIAL
 
@@ -381,12 +381,7 @@ FRAMEWORKS = (
         Format.SLIME,
         re.compile(r"perf/(\w+)_time"),
         "step",
-        {
-            "rollout": "generate",
-            "log_probs": "old-log-prob",
-            "ref_log_probs": "ref-log-prob",
-            "actor_train": "train",
-        },
+        {"rollout": "generate", "log_probs": "old-log-prob", "ref_log_probs": "ref-log-prob", "actor_train": "train"},
         # The step is train_wait + train.
         frozenset(("train",)),
         "'perf/",
@@ -435,7 +430,7 @@ FRAMEWORKS = (
     ),
     Framework(
         Format.OPEN_INSTRUCT,
-        # Weights are sent by another thread, and generation runs beside the training: their timers are no phases.
+        # Weights are sent by another thread, and generation runs alongside the training: their timers are no phases.
         re.compile(r"time/(total|training|saving|health_check|trainer_\w+)"),
         "total",
         {"training": "train", "saving": CHECKPOINT}

@@ -66,13 +66,13 @@ def read_rl(paths: Sequence[Path], written_by: Format | None = None) -> PhaseLog
     Raises FormatError.
     """
     contents = {str(file): _content(file) for path in paths for file in _files(path)}
-    formats = {written_by} if written_by else set[Format]().union(*(_formats(*one) for one in contents.items()))
+    formats = {written_by} if written_by else set[Format]().union(*(_formats(*item) for item in contents.items()))
     if len(formats) > 1:
         raise FormatError(f"{listed(contents)}: logs of {listed(sorted(formats))}; give the files of one run")
     (format_,) = formats
     if format_ is Format.TRAJECTORIES:
         return read_trajectories(contents)
-    framework = next(one for one in FRAMEWORKS if one.format is format_)
+    framework = next(framework for framework in FRAMEWORKS if framework.format is format_)
     records = {name: _records(framework, name, content) for name, content in contents.items()}
     steps = {name: {step for step, _, _ in of_file} for name, of_file in records.items()}
     for earlier, later in permutations(steps, 2):  # a run that goes on in a new file repeats a few
@@ -271,7 +271,7 @@ def _phases(framework: Framework, whole: list[dict[str, float]], *, stale: bool)
 
 
 def _waits(framework: Framework, whole: list[dict[str, float]]) -> dict[str, _Floats]:
-    """What timers around others take beyond those: the trainer waits."""
+    """What timers take beyond those inside them: the trainer waits."""
     waits = [
         math.fsum(
             max(timers[name] - math.fsum(timers.get(inner, 0.0) for inner in inside), 0.0)
@@ -293,10 +293,10 @@ def _within(phases: dict[str, _Floats], step_s: _Floats) -> dict[str, _Floats]:
     always = {name: took for name, took in phases.items() if name not in moved}
     rest = step_s - sum(always.values(), np.zeros_like(step_s))
     for name, took in moved.items():
-        others = sum((more for other, more in moved.items() if other != name), np.zeros_like(step_s))
+        others = sum((moved_s for other, moved_s in moved.items() if other != name), np.zeros_like(step_s))
         has, alone = took > 0, others == 0
         if has.all() or not has.any():
-            inside = any(_explains(rest, more) for more in (took, took + others))
+            inside = any(_explains(rest, explained) for explained in (took, took + others))
         else:
             longer = np.median(rest[has & alone] if (has & alone).any() else rest[has]) - np.median(rest[~has])
             inside = bool(longer > np.median(took[has]) / 2)
@@ -320,7 +320,7 @@ def _measures(logged: list[dict[str, float]]) -> dict[str, _Floats]:
 
 
 def _ratio(values: Mapping[str, float], end: str) -> float:
-    """The share whose key ends so: some versions write `fully_async/` before it."""
+    """The share whose key ends so: some versions put `fully_async/` in front."""
     return next((value for key, value in values.items() if key.endswith(end) and 0 <= value <= 1), math.nan)
 
 
@@ -441,8 +441,8 @@ def _trajectories(lines: list[_TrajectoryLine], where: str) -> Trajectories:
     names = np.array([str(line.trajectory) for line in lines])
     order = np.lexsort((names, np.char.str_len(names), submit, step))
     # A line that is there twice, as in a copy of a file, is one request.
-    again = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in (names, step, engine, end)])
-    order = np.delete(order, 1 + np.flatnonzero(again))
+    repeated = np.logical_and.reduce([column[order][1:] == column[order][:-1] for column in (names, step, engine, end)])
+    order = np.delete(order, 1 + np.flatnonzero(repeated))
     ended: dict[tuple[int, str | int | None], float] = {}
     for line in map(lines.__getitem__, order.tolist()):
         request = line.step, line.trajectory

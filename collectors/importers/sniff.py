@@ -164,10 +164,7 @@ _LOGS = (
             " tracekit.rl (docs/rl.md)"
         ),
     ),
-    (
-        rb"\[Rank \d+\] step=\d+, skipped=\d+, lr=",
-        f"a log of DeepSpeed, {_PHASES}; {_RECORD}",
-    ),
+    (rb"\[Rank \d+\] step=\d+, skipped=\d+, lr=", f"a log of DeepSpeed, {_PHASES}; {_RECORD}"),
 )
 #: Binary files have a zero in so many bytes; logs may have some where a node died.
 _MAGIC = 64

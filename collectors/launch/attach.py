@@ -18,12 +18,7 @@ from tracekit.collectors.record.wire_format import Category, Flag, RecordingSche
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import attempts, running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording
-from tracekit.collectors.run_directory.steering import (
-    current_schedule,
-    first_common_step,
-    pace,
-    write_schedule,
-)
+from tracekit.collectors.run_directory.steering import current_schedule, first_common_step, pace, write_schedule
 
 #: How often the ranks are checked, seconds.
 PERIOD_S = 0.2

@@ -314,7 +314,7 @@ def _conclude(
         problem = str(error)
     keep = (
         options.segments is not None
-        or any(one.problem for one in collected)
+        or any(attempt.problem for attempt in collected)
         or (problem and numbers)
         or summary.unstored
     )
@@ -391,7 +391,7 @@ def collect_attempts(options: CollectOptions, directory: Path, numbers: Sequence
     read = [_read_attempt(options, directory, number) for number in numbers]
     jobs: dict[int, dict[str, Any]] = {}
     for segments in segments_of_jobs(merged for _, merged in read if merged is not None):
-        members = [int(one.trace.metadata["attempt"]) for one in segments]
+        members = [int(segment.trace.metadata["attempt"]) for segment in segments]
         fields = _keep(options, trace_of_segments(segments), members[-1], last=members[-1] == numbers[-1])
         jobs |= {member: {**fields, "continued": member != members[-1]} for member in members}
     for collected, _ in read:
@@ -416,7 +416,7 @@ def _read_attempt(
     read = CollectedAttempt(
         number,
         world_size=recording.world_size,
-        ranks=tuple(rank_report(one) for one in recording.ranks.values()),
+        ranks=tuple(rank_report(recorded) for recorded in recording.ranks.values()),
         missing_ranks=recording.missing_ranks,
         notes=notes,
     )
@@ -470,7 +470,7 @@ def _keep(options: CollectOptions, trace: Trace, attempt: int, *, last: bool) ->
 def _recorded_steps(recording: AttemptRecording) -> bool:
     """True if a step after the first was recorded."""
     whole = int(Flag.COMPLETE | Flag.RECORDING)
-    records = np.concatenate([one.records for one in recording.ranks.values()])
+    records = np.concatenate([recorded.records for recorded in recording.ranks.values()])
     ends = records[(records["category"] == Category.STEP) & (records["step"] > 0)]
     return bool((ends["flags"] & whole == whole).any())
 

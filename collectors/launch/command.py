@@ -49,12 +49,7 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-@click.command(
-    "collect",
-    cls=SectionedCommand,
-    sections=_SECTIONS,
-    context_settings={"allow_interspersed_args": False},
-)
+@click.command("collect", cls=SectionedCommand, sections=_SECTIONS, context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--out", type=OUT, help="Also write the trace to this Parquet file.")
 @click.option("--store", type=OUT_STORE, help="Store [default: $TRACEKIT_STORE, else ./tracekit.store].")
@@ -186,7 +181,7 @@ def collect_command(
 
 def summary_lines(summary: CollectSummary) -> list[str]:
     """The closing lines for the user; names and paths cannot contain line breaks."""
-    lines = [line for one in summary.attempts for line in _attempt_lines(one, len(summary.attempts) > 1)]
+    lines = [line for attempt in summary.attempts for line in _attempt_lines(attempt, len(summary.attempts) > 1)]
     if summary.merged_elsewhere:
         lines.append(f"the node that started first merges the ranks; segments are in {summary.segments}")
     lines += summary.profiles
@@ -197,7 +192,8 @@ def summary_lines(summary: CollectSummary) -> list[str]:
     if summary.unstored:
         lines.append(f"windows are missing, because the watch died; store them with `{summary.unstored}`")
     if summary.segments and not summary.merged_elsewhere:
-        sizes = ["--layout", "sizes.yaml"] if any("--layout" in (one.problem or "") for one in summary.attempts) else []
+        no_layout = any("--layout" in (attempt.problem or "") for attempt in summary.attempts)
+        sizes = ["--layout", "sizes.yaml"] if no_layout else []
         merge = command("import", Path(summary.segments), *sizes)
         lines.append(f"segments are kept in {summary.segments}; merge them with `{merge}`")
     if summary.exit_code:

@@ -114,11 +114,7 @@ def _probe(python: str) -> dict[str, Any]:
     """Facts about the interpreter and its torch; `problem` if they cannot be found out."""
     try:
         ran = subprocess.run(  # noqa: S603  the user names the interpreter
-            [python, "-c", _PROBE, str(INJECTED)],
-            capture_output=True,
-            text=True,
-            timeout=PROBE_TIMEOUT_S,
-            check=False,
+            [python, "-c", _PROBE, str(INJECTED)], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
         facts: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

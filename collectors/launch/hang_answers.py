@@ -72,26 +72,27 @@ def gather(attempt: Path, folder: Path, ended_ns: Mapping[int, int]) -> None:
     """
     somebody_left = write_departure(attempt, folder, ended_ns)
     pulses, host = read_pulses(attempt), socket.gethostname()
-    own = {rank for rank in pulses if host_of(attempt, rank) == host}
-    begun, slowest = time.monotonic(), 0.0
+    ranks_here = {rank for rank in pulses if host_of(attempt, rank) == host}
+    started_at, slowest = time.monotonic(), 0.0
     missing = _missing(folder, pulses)
-    while missing and time.monotonic() - begun < max(ANSWER_S, PATIENCE * slowest):
+    while missing and time.monotonic() - started_at < max(ANSWER_S, PATIENCE * slowest):
         for rank in missing:  # a process that is about to end no longer answers
             _copy_last_words(attempt, rank, folder)
-        cannot = {rank: state for rank in missing & own if (state := _STATES.get(state_of(pulses[rank].process_id)))}
+        states = {rank: _STATES.get(state_of(pulses[rank].process_id)) for rank in missing & ranks_here}
+        cannot = {rank: state for rank, state in states.items() if state}
         if somebody_left:
-            own -= {rank for rank, state in cannot.items() if state == _ENDED}
+            ranks_here -= {rank for rank, state in cannot.items() if state == _ENDED}
             pulses = {rank: pulse for rank, pulse in pulses.items() if cannot.get(rank) != _ENDED}
         for rank in _missing(folder, pulses) & cannot.keys():
             stack = _stack_of_stopped(pulses[rank]) if cannot[rank] == _STOPPED else None
             _write(folder, rank, host, cannot[rank], stack)
         still = _missing(folder, pulses)
         if len(still) < len(missing - cannot.keys()):
-            slowest = time.monotonic() - begun
+            slowest = time.monotonic() - started_at
         missing = still
         if missing:
             time.sleep(LOOK_S)
-    for rank in sorted(missing & own):
+    for rank in sorted(missing & ranks_here):
         process, stack = _seen_from_outside(attempt, rank, pulses[rank])
         if rank in _missing(folder, pulses):  # it may have answered meanwhile
             _write(folder, rank, host, process, stack)
@@ -122,7 +123,7 @@ def _seen_from_outside(attempt: Path, rank: int, pulse: Pulse) -> tuple[str, lis
     for options in (("--native",), ()):
         threads = _py_spy(pulse.process_id, *options)
         if threads:
-            holder = next((one["thread_name"] for one in threads if one.get("owns_gil")), None)
+            holder = next((thread["thread_name"] for thread in threads if thread.get("owns_gil")), None)
             process = _LOCKED if holder is None else _HOLDS_LOCK.format(thread=holder)
             return process, _frames_of_main(threads, pulse.process_id)
     return _LOCKED, _stack_by_signal(attempt / f"{rank_stem(rank)}{STACKS_SUFFIX}", pulse)
@@ -154,7 +155,7 @@ def _py_spy(process_id: int, *options: str) -> list[dict[str, Any]]:
 
 def _frames_of_main(threads: list[dict[str, Any]], process_id: int) -> list[str] | None:
     """The main thread's frames; its number is that of the process."""
-    main = next((one for one in threads if one.get("os_thread_id") in (process_id, None)), None)
+    main = next((thread for thread in threads if thread.get("os_thread_id") in (process_id, None)), None)
     if main is None:
         return None
     frames = [f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in main["frames"]]

@@ -47,7 +47,7 @@ _FAILURES = (OSError, ValueError, LookupError, TypeError)
 
 
 class ExplainerProcess:
-    """Turns dumps into reports, beside the launcher: `command`, which reads a line of JSON per report to make."""
+    """Turns dumps into reports, next to the launcher: `command`, which reads a line of JSON per report to make."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -182,7 +182,7 @@ class HangWatcher:
                 say("tracekit: the job is making progress again")
             self._attempt, self._pulses, self._moved, self._said = attempt, pulses, now, False
             self._patience_until, self._departed = 0.0, False
-        elif not self._said and self._somebody_left(attempt):
+        elif not self._said and self._rank_left(attempt):
             self._departed = True
             self._ask(attempt, now)
         elif not self._said and now >= self._patience_until:
@@ -191,7 +191,7 @@ class HangWatcher:
             if now - self._moved >= self.hang_after_s:
                 self._ask(attempt, now)
 
-    def _somebody_left(self, attempt: Path) -> bool:
+    def _rank_left(self, attempt: Path) -> bool:
         """True if a rank left without an error and others failed because of that: waiting longer is pointless."""
         ended_ns = self._departures.ended_ns
         if not any(pulse.process_id in ended_ns for pulse in self._pulses.values()):
@@ -245,10 +245,10 @@ class HangWatcher:
         return self.stop
 
     def _why_no_hang(self, report: HangReport, idle_s: float) -> str | None:
-        """Why nobody moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
+        """Why no rank moves although the job does not hang: no rank waits, or a long phase; None if it hangs."""
         if not report.hang:
             return "no rank is waiting"
-        busy = [f"rank {one.rank} is in a {one.phase}" for one in report.culprits if one.phase in _LONG_PHASES]
+        busy = [f"rank {row.rank} is in a {row.phase}" for row in report.culprits if row.phase in _LONG_PHASES]
         patient = busy and len(busy) == len(report.culprits) and idle_s < LONG_PHASE * self.hang_after_s
         return "; ".join(busy[:3]) if patient else None
 

@@ -99,8 +99,8 @@ def prepare_run(directory: Path, options: RuntimeOptions, command: Sequence[str]
         before = _state(run_file) if OutputPlace(run_file, _RUN_KIND).check() else {}
         if before.get("finished"):
             raise OutputError(f"{directory}: holds the segments of a finished run; choose another --segments folder")
-        begun = {"started_ns": before.get("started_ns", time.time_ns())}
-        run = {"command": list(command), "options": asdict(options), **begun}
+        times = {"started_ns": before.get("started_ns", time.time_ns())}
+        run = {"command": list(command), "options": asdict(options), **times}
         write_text(run_file, json.dumps(run), _RUN_KIND)
     except OSError as error:
         raise OutputError(
@@ -180,7 +180,7 @@ def run_command(
             clocks = ClockKeeper(directory)
             first = clocks.first
             with announced(name or Path(command[0]).name, directory):
-                _await(process, _Beside(directory, presence, clocks, tasks))
+                _await(process, _SideTasks(directory, presence, clocks, tasks))
         code, ended_ns = process.wait(), time.time_ns()
         with unharmed("writing what killed ranks recorded last"):
             for left_over in () if rings is None else rings.left_over():
@@ -212,16 +212,16 @@ def _rings() -> RingStore | None:
         return None
 
 
-def _await(process: subprocess.Popen[bytes], beside: _Beside) -> None:
+def _await(process: subprocess.Popen[bytes], side_tasks: _SideTasks) -> None:
     """Return once the command has ended; forward signals to it meanwhile."""
     while process.poll() is None:
         received = signal.sigtimedwait(WATCHED, POLL_S)
         if received is not None:
             with unharmed("a signal"):
-                _act_on(received, process, beside.directory)
-        if beside.tick():
+                _act_on(received, process, side_tasks.directory)
+        if side_tasks.tick():
             process.terminate()
-    beside.close()
+    side_tasks.close()
 
 
 @contextlib.contextmanager
@@ -239,7 +239,7 @@ def _say_failed(what: str, error: Exception) -> None:
 
 
 @dataclass
-class _Beside:
+class _SideTasks:
     """Work of the launcher while the command runs. A task that fails is reported once, and left out from then on."""
 
     directory: Path
@@ -251,8 +251,8 @@ class _Beside:
 
     def tick(self) -> bool:
         """Do what is due; return True if the command must end."""
-        own = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
-        return True in [self._attempt(what, body) for what, body in {**own, **self.tasks}.items()]
+        own_tasks = {"the sign of life": self._beat, "the clock of the run": self.clocks.tick}
+        return True in [self._attempt(what, body) for what, body in {**own_tasks, **self.tasks}.items()]
 
     def close(self) -> None:
         """Clean up after the command has ended."""

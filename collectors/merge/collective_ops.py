@@ -324,10 +324,10 @@ def gradient_figures(
         .group_by("rank", "step", maintain_order=True)
         .agg("extra", "all_there_ns", "start_ns", "end_ns", pl.col("on_device").any(), queued_us="chunk")
     )
-    each = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
-    sets = reductions.group_by(each).agg(pl.len(), last=pl.col("step").max()).sort("len", "last", descending=True)
+    keys = ["rank", "extra"]  # the buckets of most steps: the first step, and those without some layers, have others
+    sets = reductions.group_by(keys).agg(pl.len(), last=pl.col("step").max()).sort("len", "last", descending=True)
     most = sets.unique("rank", keep="first", maintain_order=True)
-    usual = reductions.join(most, on=each, how="semi", maintain_order="left")
+    usual = reductions.join(most, on=keys, how="semi", maintain_order="left")
     steps = _steps_of_ranks(records)
     timed = [_TimedBuckets.of(alike, steps) for _, alike in usual.group_by("extra", maintain_order=True)]
     rows = [row for buckets in timed for row in buckets.rows()]
@@ -380,7 +380,8 @@ def _delay(reductions: pl.DataFrame, records: pl.DataFrame) -> dict[str, float]:
         return {}
     lasted_us, queued_us, all_us, ran_us = (steps[name].to_numpy().astype(float) for name in steps.columns[2:])
     ran_between_us = lasted_us - queued_us
-    apart_us, queued_apart_us = (max(float(each.sum()), 0.0) for each in (ran_us - ran_between_us, all_us - queued_us))
+    differences_us = (ran_us - ran_between_us, all_us - queued_us)
+    apart_us, queued_apart_us = (max(float(times_us.sum()), 0.0) for times_us in differences_us)
     usual_share = apart_us / max(apart_us + queued_apart_us, 1.0)
     if usual_share == 0:
         return {}
@@ -405,20 +406,20 @@ class _TimedBuckets:
     def of(cls, alike: pl.DataFrame, steps: pl.DataFrame) -> _TimedBuckets:
         """`alike`: the reductions of each step; `steps`: as returned by `_steps_of_ranks`."""
         sizes = alike["extra"][0].to_list()
-        begun = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
-        from_ns = begun["backward_ns"].to_numpy().reshape(-1, 1)
+        of_steps = alike.join(steps, on=["rank", "step"]).head(max(_MOST_CELLS // (2 * len(sizes) ** 2), 8))
+        from_ns = of_steps["backward_ns"].to_numpy().reshape(-1, 1)
         names = ("all_there_ns", "end_ns")
-        ready, end = (np.array(begun[name].to_list()).reshape(-1, len(sizes)) - from_ns for name in names)
-        over = begun["over_ns"].to_numpy() - from_ns[:, 0]
-        at_once = _ON_STREAM if begun["on_device"].any() else _ON_HOST
+        ready, end = (np.array(of_steps[name].to_list()).reshape(-1, len(sizes)) - from_ns for name in names)
+        over = of_steps["over_ns"].to_numpy() - from_ns[:, 0]
+        at_once = _ON_STREAM if of_steps["on_device"].any() else _ON_HOST
         return cls(sizes, ready / 1e9, end / 1e9, over / 1e9, at_once)
 
     def rows(self) -> list[tuple[int, float, float, float]]:
-        """Of each bucket: bytes, seconds of service alone and beside the backward, and until it was ready; medians."""
+        """Of each bucket: bytes, seconds of service alone and during the backward, and until it was ready; medians."""
         if not len(self.ready):
             return []
         figures = (*_service(self.ready, self.end, self.at_once), self.ready)
-        return list(zip(self.sizes, *(np.median(each, axis=0).tolist() for each in figures), strict=True))
+        return list(zip(self.sizes, *(np.median(times_us, axis=0).tolist() for times_us in figures), strict=True))
 
     def copy_per_mb_s(self) -> float:
         """Seconds that a MiB of reduced gradients takes to be copied; 0 on a GPU.
@@ -442,5 +443,5 @@ def _service(ready: _Seconds, end: _Seconds, at_once: int) -> tuple[_Seconds, _S
     under_way = (ready[:, :, None] <= begin) & (end[:, :, None] > begin)
     served = under_way & (np.cumsum(under_way, axis=1) <= at_once)
     took = served * lasts / np.maximum(served.sum(axis=1, keepdims=True), 1)
-    beside = begin < ready.max(axis=1)[:, None, None]
-    return (took * ~beside).sum(axis=2), (took * beside).sum(axis=2)
+    overlaps = begin < ready.max(axis=1)[:, None, None]
+    return (took * ~overlaps).sum(axis=2), (took * overlaps).sum(axis=2)

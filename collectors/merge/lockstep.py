@@ -30,7 +30,7 @@ def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
 
 def positions(members: Mapping[int, Sequence[int]]) -> pl.DataFrame:
     """`members` as a table: `stands`, the rank that represents the worker, `rank` and its `position` in the worker."""
-    rows = [(stands, rank, at) for stands, ranks in members.items() for at, rank in enumerate(ranks)]
+    rows = [(stands, rank, index) for stands, ranks in members.items() for index, rank in enumerate(ranks)]
     return pl.DataFrame(rows, {"stands": pl.Int32, "rank": pl.Int32, "position": pl.Int64}, orient="row")
 
 
@@ -67,12 +67,12 @@ def with_waits_for_peers(
     )
     waits = waits.join(positions(members), on="rank").join(steps, on="step")
     # The op inside which the rank that represents the worker met the others.
-    met = waits.filter(pl.col("rank") == pl.col("stands")).select(
+    meetings = waits.filter(pl.col("rank") == pl.col("stands")).select(
         "step", "instance", rank="stands", met=(pl.col("start_ns") - pl.col("step_ns")) / 1e9
     )
     numbered = ops.with_row_index("op")
     inside = (
-        met.sort("met")
+        meetings.sort("met")
         .join_asof(
             numbered.select("op", "step", "rank", "start", end=pl.col("start") + pl.col("duration")).sort("start"),
             left_on="met",
@@ -179,7 +179,7 @@ def with_thread_waits(
     idle = pl.col("own_s") - pl.col("ran_s")
     off = idle - pl.col("queued_s")
     elsewhere, ran_elsewhere = (
-        each.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0) for each in (off, idle)
+        counter.quantile(QUIET_SHARE, "lower").over("rank", "position").clip(upper_bound=0) for counter in (off, idle)
     )
     varies = VARIATIONS * (off.median().over("rank", "position") - elsewhere)
     uncertain = (off <= 0) & (off - elsewhere <= varies)
@@ -214,11 +214,11 @@ def _together_s(records: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         groups.filter("within_worker"), on=["rank", "peer"]
     )
     number = pl.col("start_ns").rank("ordinal").over("rank", *ALIKE)
-    met = within.with_columns(
+    meetings = within.with_columns(
         alike=counted_alike(), there_ns=all_there_ns(), first_left_ns=pl.col("end_ns").min().over(*ALIKE, number)
     )
     left_ns = pl.when("alike").then(pl.max_horizontal("there_ns", "first_left_ns")).otherwise("end_ns")
-    behind = met.with_columns(left_ns=left_ns).with_columns(behind_ns=pl.col("end_ns") - pl.col("left_ns"))
+    behind = meetings.with_columns(left_ns=left_ns).with_columns(behind_ns=pl.col("end_ns") - pl.col("left_ns"))
     usual_ns = pl.col("behind_ns").quantile(COMMON_SHARE, "lower").over("members", "name")
     stays_ns = pl.min_horizontal("end_ns", pl.col("left_ns") + usual_ns) - pl.col("start_ns")
     stays = behind.with_columns(stays_ns=stays_ns)
@@ -247,5 +247,5 @@ def _own_s(ops: pl.DataFrame, together_s: pl.DataFrame, members: Mapping[int, Se
     alike = ["step", "rank", "position"]
     worked = lasted.group_by(alike).agg(pl.col("own_s").sum()).join(places, on=["rank", "position"])
     inside = worked.join(together_s, on=["step", "member"], how="left", suffix="_inside")
-    apart = inside.with_columns(own_s=pl.col("own_s") - pl.col("own_s_inside").fill_null(0.0))
-    return pl.concat([alone, apart.select(alone.columns)])
+    own_ops = inside.with_columns(own_s=pl.col("own_s") - pl.col("own_s_inside").fill_null(0.0))
+    return pl.concat([alone, own_ops.select(alone.columns)])

@@ -93,7 +93,7 @@ def merge_attempt(
     reference, device_clocks, records = records_on_one_clock(recording, clocks or {})
     groups = _groups(recording)
     reduced = _reduced(records)
-    facts = [_facts(one, reduced.get(one.rank, []), groups[one.rank]) for one in recording.ranks.values()]
+    facts = [_facts(rank, reduced.get(number, []), groups[number]) for number, rank in recording.ranks.items()]
     placement = place_ranks(facts, options)
     steps, left_out = timed_alike(records, _whole_steps(records, first_step))
     if steps.is_empty():
@@ -109,23 +109,24 @@ def merge_attempt(
         if (nccl := read_nccl(Path(recording.directory), recording.processes())) is not None:
             records, joined = join_nccl(records, groups, nccl, clocks or {}, steps)
     records = _with_rows(records, recording)
-    met = records.join(steps, on=["rank", "step"], how="semi")
-    worked, hidden = waited_for(_placed(met, placement))
+    in_steps = records.join(steps, on=["rank", "step"], how="semi")
+    worked, hidden = waited_for(_placed(in_steps, placement))
     group_table = _group_table(groups, placement)
     ops, report = build_ops(worked, placement.layout, group_table)
     cut, step_starts_ns = cut_steps(ops)
     # NCCL's kernels show when a transfer ran, not when a stream issued it or waited for it.
     records_of_trace = cut if joined is None else cut.drop(POSTED, RESUMED, strict=False)
-    peers_waited = with_waits_for_peers(records_of_trace, met, group_table, placement, step_starts_ns)
+    peers_waited = with_waits_for_peers(records_of_trace, in_steps, group_table, placement, step_starts_ns)
     begun_ns, members = epoch_ns(reference), ranks_of_workers(placement)
     # The files of a run that goes on are longer than what is read of it now.
     read = cache(lambda rank, suffix: [] if running else read_samples(recording.directory, rank, suffix))
     if members and WAITED in peers_waited.columns:
-        others = _ops_of_peers(met, placement, group_table)
+        others = _ops_of_peers(in_steps, placement, group_table)
         peers_waited = with_work_of_ranks(peers_waited, pl.concat([ops.select(others.columns), others]), placement)
-    ranks = tuple(rank_report(one) for one in recording.ranks.values())
+    facts_of_ranks = {number: rank.facts for number, rank in recording.ranks.items()}
+    rank_reports = tuple(rank_report(recorded) for recorded in recording.ranks.values())
     trace = Trace.from_frame(
-        with_thread_waits(peers_waited, met, group_table, members),
+        with_thread_waits(peers_waited, in_steps, group_table, members),
         placement.layout,
         name=name,
         step_starts={step: (start + begun_ns) / 1e9 for step, start in step_starts_ns.items()},
@@ -134,18 +135,18 @@ def merge_attempt(
             "format": COLLECTED,
             "framework": "torch",
             UNIT_KEY: str(TimeUnit.S),  # known: a step that seems to take 1,000 times as long as the others really did
-            "hosts": {str(one.rank): one.host for one in ranks},
+            "hosts": {str(entry.rank): entry.host for entry in rank_reports},
             "attempt": recording.attempt,
             "layout_source": placement.source,
             **({"ranks_of_workers": {str(rank): ranks for rank, ranks in members.items()}} if members else {}),
             "missing_ranks": list(recording.missing_ranks),
-            "dropped_records": sum(one.dropped for one in ranks),
+            "dropped_records": sum(entry.dropped for entry in rank_reports),
             "collect": report,
             **_run_queues(records, steps),
-            **gradient_figures({one.rank: one.facts for one in recording.ranks.values()}, met, group_table, placement),
+            **gradient_figures(facts_of_ranks, in_steps, group_table, placement),
             **logged_values(records, placement, step_starts_ns),
             "clocks": {host: asdict(fit) for host, fit in (clocks or {}).items()},
-            "wall_clock_hosts": sorted({one.host for one in ranks} - {reference["host"], *(clocks or {})}),
+            "wall_clock_hosts": sorted({entry.host for entry in rank_reports} - {reference["host"], *(clocks or {})}),
             **_device_metadata(recording, device_clocks, left_out, hidden, read),
             **({} if running else sampled_series(recording, read)),
             **find_unrecorded(recording).metadata(),
@@ -164,7 +165,7 @@ def records_on_one_clock(
     processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
     # One whose host was not measured against another.
     reference = next((process for process in processes if process["host"] not in clocks), processes[0])
-    read = {one.rank: one.facts.get("device-clock") for one in recording.ranks.values()}
+    read = {recorded.rank: recorded.facts.get("device-clock") for recorded in recording.ranks.values()}
     device_clocks = {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
     return reference, device_clocks, _records(recording, clocks, reference, device_clocks)
 
@@ -230,11 +231,11 @@ def _records(
 
     A host whose clock was not measured (the nodes share no folder) is aligned by the wall clocks.
     """
-    on_host = [one for one in recording.ranks.values() if one.rank not in device_clocks]
-    on_device = [one for one in recording.ranks.values() if one.rank in device_clocks]
+    on_host = [recorded for recorded in recording.ranks.values() if recorded.rank not in device_clocks]
+    on_device = [recorded for recorded in recording.ranks.values() if recorded.rank in device_clocks]
     frames = [_frame(on_host)] if on_host else []
-    frames += [on_host_clock(_frame([one]), device_clocks[one.rank]) for one in on_device]
-    moves = [(len(one.records), _move(one, clocks, reference)) for one in (*on_host, *on_device)]
+    frames += [on_host_clock(_frame([recorded]), device_clocks[recorded.rank]) for recorded in on_device]
+    moves = [(len(recorded.records), _move(recorded, clocks, reference)) for recorded in (*on_host, *on_device)]
     return _moved(pl.concat(frames), moves)
 
 
@@ -253,16 +254,16 @@ def _move(
 
 def _frame(members: Sequence[RankRecording]) -> pl.DataFrame:
     """The records of some ranks, rank by rank, with names and categories as text."""
-    records = joined(one.records for one in members)
-    sizes = [len(one.records) for one in members]
+    records = joined(recorded.records for recorded in members)
+    sizes = [len(recorded.records) for recorded in members]
     # A rank that was killed right after the first use of a name has not written the name.
-    counts = [1 + max(int(one.records["name"].max(initial=0)), max(one.names, default=0)) for one in members]
+    counts = [1 + max(int(rank.records["name"].max(initial=0)), max(rank.names, default=0)) for rank in members]
     names = pl.Series(
-        [one.names.get(number, "?") for one, count in zip(members, counts, strict=True) for number in range(count)]
+        [rank.names.get(number, "?") for rank, count in zip(members, counts, strict=True) for number in range(count)]
     )
     first = np.repeat(np.cumsum([0, *counts[:-1]]), sizes)
     return pl.DataFrame({field: records[field] for field in records.dtype.names or ()}).with_columns(
-        rank=pl.Series(np.repeat(np.array([one.rank for one in members], np.int32), sizes)),
+        rank=pl.Series(np.repeat(np.array([recorded.rank for recorded in members], np.int32), sizes)),
         name=names.gather((first + records["name"]).astype(np.uint32)),
         category=pl.col("category").replace_strict(_CATEGORIES, return_dtype=pl.String),
     )
@@ -308,8 +309,8 @@ def _with_rows(records: pl.DataFrame, recording: AttemptRecording) -> pl.DataFra
     """Add the rows that all-to-alls send and receive, if the ranks wrote any."""
     stated = [
         (rank, fact["number"], fact["sent"], fact["received"])
-        for rank, one in recording.ranks.items()
-        for fact in one.facts.get("rows", [])
+        for rank, recorded in recording.ranks.items()
+        for fact in recorded.facts.get("rows", [])
     ]
     if not stated:
         return records
@@ -321,8 +322,8 @@ def _with_rows(records: pl.DataFrame, recording: AttemptRecording) -> pl.DataFra
 def _groups(recording: AttemptRecording) -> dict[int, dict[int, dict[str, Any]]]:
     """Rank -> number -> process group."""
     return {
-        one.rank: {int(group["number"]): group for group in one.facts.get("group", [])}
-        for one in recording.ranks.values()
+        recorded.rank: {int(group["number"]): group for group in recorded.facts.get("group", [])}
+        for recorded in recording.ranks.values()
     }
 
 
@@ -472,7 +473,7 @@ def trace_of_segments(segments: Sequence[MergedAttempt]) -> Trace:
             }
         )
         free = end + 2
-    dropped = sum(one.trace.metadata["dropped_records"] for one in segments)
+    dropped = sum(segment.trace.metadata["dropped_records"] for segment in segments)
     return Trace.from_frame(
         pl.concat(frames, how="diagonal"),
         last.layout,
@@ -498,6 +499,6 @@ def merge_run(numbers: Sequence[int], merge: Callable[[int], MergedAttempt]) -> 
                 raise
     segments = segments_of_jobs(merged)[-1]
     trace = trace_of_segments(segments)
-    own = {segment.trace.metadata["attempt"] for segment in segments}
-    others = [number for number in numbers if number not in own]
+    merged_numbers = {segment.trace.metadata["attempt"] for segment in segments}
+    others = [number for number in numbers if number not in merged_numbers]
     return replace(trace, metadata={**trace.metadata, "other_attempts": others}) if others else trace

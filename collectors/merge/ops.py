@@ -75,17 +75,17 @@ def build_ops(records: pl.DataFrame, layout: Layout, groups: pl.DataFrame) -> tu
     others = [frame.filter(pl.col("kind").is_not_null()).select(OP_COLUMNS) for frame in (collectives, pauses)]
     ops = cut_last_computes(pl.concat([direct.select(OP_COLUMNS), transfers.select(OP_COLUMNS), *others]))
     optimizers = direct.filter(pl.col("kind") == str(OpKind.OPTIMIZER))
-    apart = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
-    ops = without_waits(ops, collectives.filter(~apart.fill_null(value=False)))
+    is_separate = pl.col("joins_all") & pl.col("inside") & pl.col("host_kind").is_in(CUT_AT_WAITS) & (layout.pp == 1)
+    ops = without_waits(ops, collectives.filter(~is_separate.fill_null(value=False)))
     on_device = records.filter(ON_DEVICE)["rank"].unique().to_list()
     ops = one_after_another(with_joined_reductions(ops, on_device), on_device)
     waits = records.filter(pl.col("category") == "wait").join(groups, on=["rank", "peer"])
     exchanges = waits.clear()
     if layout.pp == 1 and waits.height:
-        met = waits.filter("joins_all")
-        exchanges = met.filter(ALL_TO_ALL)
+        joined_by_all = waits.filter("joins_all")
+        exchanges = joined_by_all.filter(ALL_TO_ALL)
         ops = with_exchanges_apart(ops, exchanges.select("rank", "start_ns", "end_ns"))
-        ops = with_waits_apart(ops, met.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
+        ops = with_waits_apart(ops, joined_by_all.filter(~ALL_TO_ALL).select("rank", "start_ns", "end_ns"))
     ops = _with_collections_marked(_without_closures(with_one_clip(ops)))
     inside_optimizers = ops.filter("inside")
     ops = ended_by_optimizers(ops.filter(~pl.col("inside")).select(OP_COLUMNS))
@@ -118,8 +118,8 @@ def _with_single_kinds(records: pl.DataFrame) -> pl.DataFrame:
     fused = {name: [str(kind) for kind in kinds] for name, kinds in FUSED_TRANSFERS.items()}
     is_fused = (pl.col("category") == "span") & pl.col("name").is_in(list(fused))
     parts = pl.DataFrame({"name": list(fused), "part": list(fused.values())})
-    apart = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
-    return pl.concat([records.filter(~is_fused), apart.select(records.columns)])
+    single = records.filter(is_fused).join(parts, on="name").explode("part").with_columns(name=pl.col("part"))
+    return pl.concat([records.filter(~is_fused), single.select(records.columns)])
 
 
 def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
@@ -137,7 +137,7 @@ def _without_repeats(direct: pl.DataFrame) -> pl.DataFrame:
 def _has_kind() -> pl.Expr:
     """True if the name of a record is its kind: records of the hooks, and spans that the user named after a kind."""
     category, name = pl.col("category"), pl.col("name")
-    hooked = pl.any_horizontal((category == one) & name.is_in(names) for one, names in _DIRECT.items())
+    hooked = pl.any_horizontal((category == code) & name.is_in(names) for code, names in _DIRECT.items())
     return hooked | ((category == "span") & name.is_in([str(kind) for kind in OpKind]))
 
 
@@ -181,8 +181,7 @@ def _transfers(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     is_send = pl.col("name").str.ends_with("send")
     ahead = pl.when(forward).then(1).otherwise(-1)
     whole = whole.with_columns(
-        direction=forward,
-        target=pl.when(is_send).then(pl.col("stage") + ahead).otherwise(pl.col("stage")),
+        direction=forward, target=pl.when(is_send).then(pl.col("stage") + ahead).otherwise(pl.col("stage"))
     )
     pair = ["step", "dp_rank", "direction", "microbatch", "target"]
     sends = whole.filter(is_send)
@@ -199,8 +198,8 @@ def _transfers(records: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     recvs = recvs.with_columns(
         estimated=found_there, end_ns=pl.when(found_there).then(guess_ns).otherwise(pl.col("end_ns"))
     )
-    met = recvs.select(*pair, recv_ns="start_ns", recv_end_ns="end_ns")
-    ended = sends.with_columns(released_ns=held).join(met, on=pair, how="left", nulls_equal=True)
+    received = recvs.select(*pair, recv_ns="start_ns", recv_end_ns="end_ns")
+    ended = sends.with_columns(released_ns=held).join(received, on=pair, how="left", nulls_equal=True)
     matched = pl.max_horizontal("start_ns", "recv_ns", pl.min_horizontal("recv_end_ns", "released_ns"))
     sends = ended.with_columns(end_ns=pl.coalesce(pl.when(pl.col("recv_end_ns").is_not_null()).then(matched), "end_ns"))
     columns = [*key, "start_ns", "end_ns", "posted_ns", "wait_ns", "resumed_ns"]
@@ -327,9 +326,7 @@ def _host_delays(rest: pl.DataFrame, ops: pl.DataFrame) -> tuple[pl.DataFrame, d
     )
     placed = placed.with_columns(free=free)
     table = placed.group_by("name").agg(
-        count=pl.len(),
-        seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9,
-        host_delays=pl.col("free").sum(),
+        count=pl.len(), seconds=(pl.col("end_ns") - pl.col("start_ns")).sum() / 1e9, host_delays=pl.col("free").sum()
     )
     other = {
         row["name"]: {k: float(v) for k, v in row.items() if k != "name"}
@@ -377,8 +374,8 @@ def between_ops(ops: pl.DataFrame, transfers: pl.DataFrame, on_device: Sequence[
 
 def as_host_delays(gaps: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """`gaps` as ops like `ops`, of no microbatch or chunk."""
-    none = {name: pl.lit(None, ops.schema[name]) for name in ("microbatch", "chunk")}
-    return gaps.with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)), **none)
+    nulls = {name: pl.lit(None, ops.schema[name]) for name in ("microbatch", "chunk")}
+    return gaps.with_columns(kind=pl.lit(str(OpKind.HOST_DELAY)), **nulls)
 
 
 _COLLECTIVES = {
@@ -430,15 +427,15 @@ def with_exchanges_apart(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame
         return ops
     whole = computes.drop("start_ns", "end_ns")
     before = placed.select("compute", at_ns="end_ns", until_ns="start_ns")
-    own = computes.select("compute", at_ns="start_ns", until_ns="end_ns")
+    spans = computes.select("compute", at_ns="start_ns", until_ns="end_ns")
     worked = (  # from each end to the next begin
-        pl.concat([own, before])
+        pl.concat([spans, before])
         .with_columns(pl.col(name).sort().over("compute", mapping_strategy="group_to_rows") for name in _BETWEEN)
         .with_columns(start_ns="at_ns", end_ns=pl.max_horizontal(_BETWEEN))
         .join(whole, on="compute")
     )
-    apart = placed.join(whole, on="compute").with_columns(kind=pl.col("kind").replace(_COLLECTIVES))
-    return pl.concat([ops.filter(~is_compute), worked.select(ops.columns), apart.select(ops.columns)])
+    exchanges = placed.join(whole, on="compute").with_columns(kind=pl.col("kind").replace(_COLLECTIVES))
+    return pl.concat([ops.filter(~is_compute), worked.select(ops.columns), exchanges.select(ops.columns)])
 
 
 def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
@@ -448,8 +445,8 @@ def with_rows(ops: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """
     if waits.is_empty():
         return ops
-    none = pl.lit([], ROWS_TYPE)
-    rows = (pl.col(name).fill_null(none) if name in waits.columns else none.alias(name) for name in (SENT, RECEIVED))
+    empty = pl.lit([], ROWS_TYPE)
+    rows = (pl.col(name).fill_null(empty) if name in waits.columns else empty.alias(name) for name in (SENT, RECEIVED))
     moved = waits.select("rank", "start_ns", *rows).unique(["rank", "start_ns"])
     waited = pl.col("kind").is_in([*_COLLECTIVES.values()])
     joined = ops.join(moved, on=["rank", "start_ns"], how="left", maintain_order="left")

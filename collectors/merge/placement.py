@@ -138,7 +138,7 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
     _check_distinct(placed, sizes, world_size)
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
     layout = Layout(**sizes, vpp=vpp, world_size=world_size)
-    return Placement(layout, {one.rank: placed.places[one.rank] for one in ranks}, placed.source)
+    return Placement(layout, {facts.rank: placed.places[facts.rank] for facts in ranks}, placed.source)
 
 
 def _check_loops(ranks: list[RankFacts]) -> None:
@@ -207,9 +207,9 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Arrangement | None
         return None
     usual = max(builders, key=lambda mesh: len(builders[mesh]))
     if len(builders) > 1:
-        odd = sorted(rank for mesh, members in builders.items() if mesh != usual for rank in members)
+        others = sorted(rank for mesh, members in builders.items() if mesh != usual for rank in members)
         raise LayoutError(
-            f"{ranks_text(odd)} built a device mesh other than {usual.shown}, which the rest built; start them with"
+            f"{ranks_text(others)} built a device mesh other than {usual.shown}, which the rest built; start them with"
             f" the same parallel sizes, or {STATE_THEM}"
         )
     places = {}
@@ -231,24 +231,24 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Arrangement | None
 
 def _from_megatron(ranks: list[RankFacts], world_size: int) -> _Arrangement | None:
     """Places from Megatron's parallel state, in which each rank has its own place."""
-    knowing = [one for one in ranks if one.megatron is not None]
+    knowing = [facts for facts in ranks if facts.megatron is not None]
     if not knowing:
         return None
     sizes_of = {
-        one.rank: {word: one.megatron["sizes"].get(word, 1) for word in WORDS} for one in knowing if one.megatron
+        rank.rank: {word: rank.megatron["sizes"].get(word, 1) for word in WORDS} for rank in knowing if rank.megatron
     }
     usual = sizes_of[knowing[0].rank]
-    odd = [rank for rank, sizes in sizes_of.items() if sizes != usual]
-    silent = [one.rank for one in ranks if one.megatron is None]
-    if odd or silent:
+    others = [rank for rank, sizes in sizes_of.items() if sizes != usual]
+    silent = [facts.rank for facts in ranks if facts.megatron is None]
+    if others or silent:
         raise LayoutError(
-            f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but {'others' if odd else 'unknown'}"
-            f" on {ranks_text(odd or silent)}; {STATE_THEM}"
+            f"Megatron's parallel sizes are {usual} on rank {knowing[0].rank}, but {'others' if others else 'unknown'}"
+            f" on {ranks_text(others or silent)}; {STATE_THEM}"
         )
     places = {
-        one.rank: MeshPlace(**{word: one.megatron["ranks"].get(word, 0) for word in WORDS})
-        for one in knowing
-        if one.megatron
+        facts.rank: MeshPlace(**{word: facts.megatron["ranks"].get(word, 0) for word in WORDS})
+        for facts in knowing
+        if facts.megatron
     }
     if usual["dp"] * usual["pp"] * usual["tp"] * usual["cp"] != world_size and usual["cp"] > 1:
         usual = {**usual, "cp": 1}  # Megatron's data-parallel size can include the context-parallel one
@@ -281,7 +281,7 @@ def _from_groups(ranks: list[RankFacts], world_size: int) -> _Arrangement:
 
 def _spread_replicas(ranks: list[RankFacts], places: dict[int, MeshPlace]) -> None:
     """Give each pipeline its own dp rank, in order of first ranks, if no gradient group shows which is which."""
-    pipelines = sorted({tuple(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines})
+    pipelines = sorted({tuple(facts.pipelines[0]["ranks"]) for facts in ranks if facts.pipelines})
     for rank in ranks:
         if rank.pipelines:
             number = pipelines.index(tuple(rank.pipelines[0]["ranks"]))
@@ -290,8 +290,8 @@ def _spread_replicas(ranks: list[RankFacts], places: dict[int, MeshPlace]) -> No
 
 def _group_sizes(ranks: list[RankFacts]) -> dict[str, int]:
     """Sizes from the groups themselves, for jobs with missing ranks."""
-    pp = max((len(one.pipelines[0]["ranks"]) for one in ranks if one.pipelines), default=1)
-    dp = max((len(one.reduced[0]) for one in ranks if one.reduced), default=1)
+    pp = max((len(facts.pipelines[0]["ranks"]) for facts in ranks if facts.pipelines), default=1)
+    dp = max((len(facts.reduced[0]) for facts in ranks if facts.reduced), default=1)
     return {"dp": dp, "pp": pp, "tp": 1, "cp": 1}
 
 
@@ -315,8 +315,8 @@ def _check_distinct(placed: _Arrangement, sizes: Mapping[str, int], world_size: 
 
 def _chunks(ranks: list[RankFacts], pp: int) -> int:
     """Model chunks per rank: pipeline stages divided by pipeline ranks."""
-    counts = [int(one.pipelines[0]["num_stages"]) for one in ranks if one.pipelines]
-    megatron = [int(one.megatron["vpp"]) for one in ranks if one.megatron is not None]
+    counts = [int(facts.pipelines[0]["num_stages"]) for facts in ranks if facts.pipelines]
+    megatron = [int(facts.megatron["vpp"]) for facts in ranks if facts.megatron is not None]
     if counts:
         return max(1, max(counts) // pp)
     return max(megatron, default=1)

@@ -1,4 +1,4 @@
-"""What is known of a run beside its ops: what ranks sampled of their GPUs and hosts, and said of their steps with
+"""What is known of a run besides its ops: what ranks sampled of their GPUs and hosts, and said of their steps with
 `tracekit.log`, for the trace's metadata; what recording it cost, and what could not be recorded, and why.
 """
 
@@ -110,10 +110,10 @@ def _machines(recording: AttemptRecording, read: Read, column: _Column) -> Itera
     for (host, *_), members in ranks.items():
         process = recording.ranks[members[0]].facts["process"][0]
         begun_ns = int(process["time_ns"]) - int(process["monotonic_ns"])
-        time, value = thinned(read(members[0], column.suffix), column.column, begun_ns, most)
+        time, values = thinned(read(members[0], column.suffix), column.column, begun_ns, most)
         if time:
             name = host if hosts.count(host) == 1 else f"{host}:{ranks_text(members)}"
-            yield name, {"ranks": members, "time": time, "value": [round(column.scale * each, 6) for each in value]}
+            yield name, {"ranks": members, "time": time, "value": [round(column.scale * value, 6) for value in values]}
 
 
 def thinned(samples: Sequence[Sample], column: int, begun_ns: int, most: int) -> tuple[list[float], list[int]]:
@@ -157,9 +157,9 @@ def summarize_gpu(facts: Mapping[str, Any], samples: Sequence[Sequence[int | Non
         "power_w": _spread([None if sample[3] is None else sample[3] / 1000 for sample in samples]),
         "throttled": sum(map(bool, slowed)) / len(slowed) if slowed else None,
         "reasons": {
-            reason.text: sum(reason in one for one in slowed) / len(slowed)
+            reason.text: sum(reason in reasons for reasons in slowed) / len(slowed)
             for reason in ClockReason
-            if any(reason in one for one in slowed)
+            if any(reason in reasons for reasons in slowed)
         },
     }
 
@@ -194,7 +194,7 @@ def logged_values(records: pl.DataFrame, placement: Placement, steps: Collection
     loss = by_rank.filter(name="loss").group_by("step").agg(pl.col("value").mean())
     rows = {"tokens": whole.sort("step"), "loss": loss.sort("step")}
     return {
-        STEP_VALUES: {name: dict(zip(one["step"].cast(str), one["value"], strict=True)) for name, one in rows.items()}
+        STEP_VALUES: {name: dict(zip(row["step"].cast(str), row["value"], strict=True)) for name, row in rows.items()}
     }
 
 
@@ -226,10 +226,10 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
     Each run of recorded steps is compared with as many steps without recording on both sides of it. The first step
     after each switch is left out.
     """
-    steps, seconds, on = _step_times(recording)
-    switched = np.diff(on, prepend=~on[:1]) | (np.diff(steps, prepend=-2) != 1)
+    steps, seconds, is_recorded = _step_times(recording)
+    switched = np.diff(is_recorded, prepend=~is_recorded[:1]) | (np.diff(steps, prepend=-2) != 1)
     usable = ~switched & (steps > 0)
-    on_at, off_at = np.flatnonzero(usable & on), np.flatnonzero(usable & ~on)
+    on_at, off_at = np.flatnonzero(usable & is_recorded), np.flatnonzero(usable & ~is_recorded)
     starts = np.flatnonzero(np.diff(on_at, prepend=-2) != 1)
     lengths = np.diff(starts, append=len(on_at))
     if not len(on_at):
@@ -261,7 +261,8 @@ def recording_cost(recording: AttemptRecording) -> RecordingCost | str:
 
 def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Floats, npt.NDArray[np.bool_]]:
     """Steps in order, the duration of each (median over the ranks, seconds), and whether it was recorded."""
-    ends = np.concatenate([one.records[one.records["category"] == Category.STEP] for one in recording.ranks.values()])
+    records = [rank.records for rank in recording.ranks.values()]
+    ends = np.concatenate([of_rank[of_rank["category"] == Category.STEP] for of_rank in records])
     ends = ends[np.argsort(ends["step"], kind="stable")]
     steps, first = np.unique(ends["step"], return_index=True)
     took = (ends["end_ns"] - ends["start_ns"]) / 1e9
@@ -272,15 +273,15 @@ def _step_times(recording: AttemptRecording) -> tuple[npt.NDArray[np.int64], _Fl
 
 def _effect(block: _Floats, off: _Floats, position: int) -> float:
     """Extra time of a block's steps over the steps without recording around `position`, as a logarithm."""
-    beside = np.concatenate([off[max(0, position - len(block)) : position], off[position : position + len(block)]])
-    return float(np.median(block) - np.median(beside))
+    neighbours = np.concatenate([off[max(0, position - len(block)) : position], off[position : position + len(block)]])
+    return float(np.median(block) - np.median(neighbours))
 
 
 def _placebos(off: _Floats, size: int) -> _Floats:
     """The same comparison for blocks that were not recorded."""
     blocks = off[: len(off) // size * size].reshape(-1, size)
-    beside = np.concatenate([blocks[:-2], blocks[2:]], axis=1)
-    return np.asarray(np.median(blocks[1:-1], axis=1) - np.median(beside, axis=1), np.float64)
+    neighbours = np.concatenate([blocks[:-2], blocks[2:]], axis=1)
+    return np.asarray(np.median(blocks[1:-1], axis=1) - np.median(neighbours, axis=1), np.float64)
 
 
 #: Name at most this many ranks in a line.
@@ -320,9 +321,9 @@ class Unrecorded:
     def lines(self) -> list[str]:
         """Closing lines for the user. They omit failed hooks, which are reported per rank elsewhere."""
         lines = [
-            f"WARNING: {one['hook']} of torch {one['torch']} cannot be hooked ({one['reason']}) on"
-            f" {ranks_text(one['ranks'])}; the trace lacks {one['lacks']}"
-            for one in self.lost
+            f"WARNING: {hook['hook']} of torch {hook['torch']} cannot be hooked ({hook['reason']}) on"
+            f" {ranks_text(hook['ranks'])}; the trace lacks {hook['lacks']}"
+            for hook in self.lost
         ]
         if self.unused_device is not None:
             lines.append(f"torch is built for {self.unused_device}, but no GPU was used: ops have host times")
@@ -332,8 +333,8 @@ class Unrecorded:
 def find_unrecorded(recording: AttemptRecording) -> Unrecorded:
     """Gather the reports of all ranks."""
     ranks = list(recording.ranks.values())
-    off = [one for one in ranks if (one.summary or {"off": "no summary"}).get("off")]
-    stopped = {one.rank: int(one.records["step"].max(initial=-1)) for one in off}
+    off = [recorded for recorded in ranks if (recorded.summary or {"off": "no summary"}).get("off")]
+    stopped = {recorded.rank: int(recorded.records["step"].max(initial=-1)) for recorded in off}
     return Unrecorded(_lost(ranks), _failed(ranks), stopped, _unused_device(ranks))
 
 
@@ -352,7 +353,7 @@ def _failed(ranks: Iterable[RankRecording]) -> list[dict[str, Any]]:
     for rank in ranks:
         for hook, count in (rank.summary or {}).get("failures", {}).items():
             calls[hook][rank.rank] = int(count)
-    return [{"hook": hook, "calls": sum(of.values()), "ranks": sorted(of)} for hook, of in sorted(calls.items())]
+    return [{"hook": hook, "calls": sum(by.values()), "ranks": sorted(by)} for hook, by in sorted(calls.items())]
 
 
 def _unused_device(ranks: Iterable[RankRecording]) -> str | None:

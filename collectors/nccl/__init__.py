@@ -2,5 +2,5 @@
 
 `plugin.c` is compiled when tracekit is installed, and loaded by NCCL; `rings.py` reads its rings and puts GPU times on
 the host's clock, and `join.py` gives the recorded communication ops those times. `launching.py` is what `tracekit
-collect --nccl` does before, meanwhile and after.
+collect --nccl` does before, during and after.
 """

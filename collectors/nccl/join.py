@@ -42,7 +42,7 @@ FUNCTIONS = (
 _KEY = ["rank", "step", "function", "group"]
 _WANTED = [*_KEY, "record", "name", "start_ns", "size", "members"]
 #: Columns of NCCL's operations.
-_TOLD: dict[str, type[pl.DataType]] = {
+_OPERATION_SCHEMA: dict[str, type[pl.DataType]] = {
     "rank": pl.Int32,
     "step": pl.Int32,
     "function": pl.String,
@@ -77,8 +77,8 @@ def join_nccl(
     """
     numbers = _numbers(groups)
     numbered = records.with_row_index("record")
-    both = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
-    wanted = both.join(steps, on=["rank", "step"], how="semi")
+    communication = pl.concat([_collectives(numbered, groups, numbers), _transfers(numbered)])
+    wanted = communication.join(steps, on=["rank", "step"], how="semi")
     operations = (
         _operations(nccl, numbers, clocks).join(steps, on=["rank", "step"], how="semi").with_row_index("operation")
     )
@@ -96,10 +96,10 @@ def join_nccl(
         "unmatched_records": _counts(wanted.join(believed, on="record", how="anti")["name"]),
         "unmatched_operations": _counts(operations.join(used, on="operation", how="anti")["function"]),
         "split": _split(operations),
-        "overwritten": sum(one.overwritten for one in nccl.ranks),
-        "dropped": sum(one.dropped for one in nccl.ranks),
-        "proxy_steps": sum(one.proxy_steps for one in nccl.ranks),
-        "clocks": {str(one.rank): asdict(one.clock) for one in nccl.ranks if one.clock is not None},
+        "overwritten": sum(ring.overwritten for ring in nccl.ranks),
+        "dropped": sum(ring.dropped for ring in nccl.ranks),
+        "proxy_steps": sum(ring.proxy_steps for ring in nccl.ranks),
+        "clocks": {str(ring.rank): asdict(ring.clock) for ring in nccl.ranks if ring.clock is not None},
         "ranks_without_ring": list(nccl.ranks_without_ring),
         "unreadable": list(nccl.unreadable),
     }
@@ -111,7 +111,7 @@ def join_nccl(
 
 def _numbers(groups: Groups) -> dict[_Members, int]:
     """A number for every set of ranks that forms a process group."""
-    distinct = {tuple(int(one) for one in group["ranks"]) for of_rank in groups.values() for group in of_rank.values()}
+    distinct = {tuple(map(int, group["ranks"])) for of_rank in groups.values() for group in of_rank.values()}
     return {members: number for number, members in enumerate(sorted(distinct))}
 
 
@@ -120,7 +120,7 @@ def _collectives(records: pl.DataFrame, groups: Groups, numbers: Mapping[_Member
     rows = []
     for rank, of_rank in groups.items():
         for peer, group in of_rank.items():
-            members = tuple(int(one) for one in group["ranks"])
+            members = tuple(map(int, group["ranks"]))
             rows.append((rank, peer, numbers[members], len(members)))
     schema = {"rank": pl.Int32, "peer": pl.Int32, "group": pl.Int32, "members": pl.Int64}
     function = pl.lit(None, pl.String)
@@ -157,11 +157,7 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
         places = _places(members, numbers)
         stated = [members.ranks.get(place) for place in range(members.size)]
         rows.append((identity, numbers.get(tuple(places)) if places else None, places or stated))
-    schema: dict[str, Any] = {
-        "communicator_id": pl.UInt64,
-        "ranks_number": pl.Int32,
-        "places": pl.List(pl.Int32),
-    }
+    schema: dict[str, Any] = {"communicator_id": pl.UInt64, "ranks_number": pl.Int32, "places": pl.List(pl.Int32)}
     communicators = pl.DataFrame(rows, schema=schema, orient="row")
     frames = []
     for of_rank in nccl.ranks:
@@ -171,13 +167,13 @@ def _operations(nccl: NcclRecording, numbers: Mapping[_Members, int], clocks: Ma
             frame = converted(frame, ("enqueue_ns", "gpu_start_ns", "gpu_end_ns"), fit.to_reference)
         frames.append(frame)
     if not frames:
-        return pl.DataFrame(schema=_TOLD)
+        return pl.DataFrame(schema=_OPERATION_SCHEMA)
     other = pl.col("places").list.get(pl.col("peer"), null_on_oob=True)
     return (
         pl.concat(frames)
         .join(communicators, on="communicator_id", how="left", maintain_order="left")
         .with_columns(group=pl.when(pl.col("number") == COLLECTIVE).then("ranks_number").otherwise(other))
-        .select(list(_TOLD))
+        .select(list(_OPERATION_SCHEMA))
     )
 
 

@@ -52,9 +52,9 @@ def prepare_nccl(
 
     Returns the environment, which names the plugin in `ENV_PLUGIN` if NCCL loads it, and warnings for the user.
     """
-    theirs = environment.get(ENV_NCCL_PLUGIN)
-    if theirs is not None:
-        warning = f"{ENV_NCCL_PLUGIN}={theirs} is already set and NCCL loads one plugin only, so --nccl records nothing"
+    stated = environment.get(ENV_NCCL_PLUGIN)
+    if stated is not None:
+        warning = f"{ENV_NCCL_PLUGIN}={stated} is already set and NCCL loads one plugin only, so --nccl records nothing"
         return dict(environment), (warning,)
     try:
         plugin = find_plugin()
@@ -157,7 +157,7 @@ def _joined(report: Mapping[str, Any]) -> list[str]:
 def _why(recording: AttemptRecording, ranks: Iterable[int]) -> str:
     """The likely reason why NCCL wrote nothing."""
     backends = {str(fact["backends"]) for fact in _facts(recording, ranks)}
-    if backends and not any("nccl" in one for one in backends):
+    if backends and not any("nccl" in backend for backend in backends):
         return f"the job communicates with {', '.join(sorted(backends - {''})) or 'nothing'}, not with NCCL"
     old = [version for version in _versions(recording, ranks) if version[:2] < FIRST_VERSION]
     if old:

@@ -162,7 +162,7 @@ def operations(ring: NcclRing, timed: pl.DataFrame | None = None) -> pl.DataFram
         text = names.rename({"number": column, "text": f"{column}_text"})
         starts = starts.join(text, on=column, how="left", maintain_order="left").drop(column)
         starts = starts.rename({f"{column}_text": column})
-    rows = [(at, one.id, one.ranks, one.rank) for at, one in enumerate(ring.communicators)]
+    rows = [(number, group.id, group.ranks, group.rank) for number, group in enumerate(ring.communicators)]
     communicators = pl.DataFrame(rows, schema=_COMMUNICATORS, orient="row")
     timed = channels(ring) if timed is None else timed
     whole = timed.group_by(pl.col("operation").alias("handle")).agg(
@@ -373,9 +373,9 @@ def read_ring(path: str | os.PathLike[str]) -> NcclRing:
         process=int(header["process"]),
         slots=slots,
         communicators=tuple(
-            Communicator(int(one["id"]), int(one["ranks"]), int(one["rank"]))
-            for one in header["communicator"]
-            if one["ready"]
+            Communicator(int(communicator["id"]), int(communicator["ranks"]), int(communicator["rank"]))
+            for communicator in header["communicator"]
+            if communicator["ready"]
         ),
         names=tuple(text.decode("utf-8", errors="replace") for text in header["name"]["text"]),
         overwritten=int(header["lane"]["written"].sum()) - len(slots),
@@ -459,8 +459,8 @@ def fit_gpu_clock(channels: pl.DataFrame, operations: pl.DataFrame) -> GpuClock 
     for _ in range(REFINEMENTS):  # bounds of one stretch are only tight after drift is removed
         means, low, high = _stretches(since, least - drift * since, most - drift * since)
         if len(means) > 1:
-            more, missed = min((_line(means, bounds) for bounds in (low, high)), key=lambda line: line[1])
-            drift += more
+            residual_drift, missed = min((_line(means, bounds) for bounds in (low, high)), key=lambda line: line[1])
+            drift += residual_drift
     lowest, highest = float((least - drift * since).max()), float((most - drift * since).min())
     offset = (lowest + highest) / 2
     # The error of the line counts twice towards the ends of the recording.

@@ -69,7 +69,7 @@ def _guarded(callback: Callable[[ModuleType], None]) -> Callable[[ModuleType], N
 
 def _off_in_child() -> None:
     """Record nothing in a forked child, which shares the parent's files and counters."""
-    spans.attach(spans.NOBODY)
+    spans.attach(spans.NO_SINK)
     if _session is not None:
         _session.recording = False
         _session.recorder.abandon()

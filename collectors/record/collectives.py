@@ -99,10 +99,10 @@ class SessionCollectives:
         if name not in _EXCHANGES or self.session.recorder.bounded:  # facts are kept for good
             return NONE
         if name == _LISTS:  # outputs, inputs
-            rows = tuple(tuple(one.shape[0] if one.dim() else 1 for one in tensors) for tensors in args[:2])
+            rows = tuple(tuple(tensor.shape[0] if tensor.dim() else 1 for tensor in tensors) for tensors in args[:2])
         else:  # output, input, rows received, rows sent; none of a tensor that has equal parts
             size = group.size()
-            rows = tuple(tuple(parts) or (one.shape[0] // size,) * size for one, parts in zip(args[:2], args[2:4]))
+            rows = tuple(tuple(split) or (side.shape[0] // size,) * size for side, split in zip(args[:2], args[2:4]))
         number = self._rows.get(rows)
         if number is None:
             if len(self._rows) >= _MOST_ROWS:

@@ -236,7 +236,7 @@ class HangWatch:
 def _joined(dumps: list[dict[str, Any]]) -> dict[str, Any]:
     """One dump of all recorders: NCCL's, then the one of what runs on CPUs.
 
-    A group can have a backend for each. Both count for themselves, so beside NCCL the group on CPUs is another group.
+    A group can have a backend for each. Both count for themselves, so its part on CPUs is a group of its own.
     """
     dump = dumps[0]
     for other in dumps[1:]:
@@ -248,10 +248,10 @@ def _joined(dumps: list[dict[str, Any]]) -> dict[str, Any]:
         for entry in other.get("entries", []):
             entry["pg_id"] += first
             entry["process_group"] = [f"{name}{_ON_CPU}" for name in entry["process_group"]]
-        more = {str(int(group) + first): status for group, status in other.get("pg_status", {}).items()}
+        renumbered = {str(int(group) + first): status for group, status in other.get("pg_status", {}).items()}
         together = sorted([*entries, *other.get("entries", [])], key=lambda entry: entry["time_created_ns"])
         numbered = [{**entry, "record_id": number} for number, entry in enumerate(together)]
-        dump = {**dump, "entries": numbered, "pg_status": {**statuses, **more}}
+        dump = {**dump, "entries": numbered, "pg_status": {**statuses, **renumbered}}
     return dump
 
 

@@ -296,9 +296,9 @@ class ReducerHooks:
         return init
 
     def _watch(self, ddp: Any) -> None:
-        named = [(name, one) for name, one in ddp.module.named_parameters() if one.requires_grad]
-        parameters = [one for _, one in named]
-        of_layers = list(bytes_of_layers((name, one.nbytes) for name, one in named).values())
+        named = [(name, parameter) for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
+        parameters = [parameter for _, parameter in named]
+        of_layers = list(bytes_of_layers((name, parameter.nbytes) for name, parameter in named).values())
         cap_mb = getattr(ddp, "bucket_bytes_cap", DEFAULT_BUCKET) / (1 << 20)
         first_mb = DEFAULT_FIRST_MB if getattr(ddp, "bucket_bytes_cap_default", True) else cap_mb
         figures = {"bytes": of_layers, "bucket_cap_mb": cap_mb, "first_bucket_mb": first_mb}
@@ -371,7 +371,8 @@ def bytes_of_stage(module: Any) -> list[int]:
     What has no number, such as an embedding or a head, belongs to the layer before it, or to the first one.
     """
     inner = module.module if isinstance(module, torch.nn.parallel.DistributedDataParallel) else module
-    sizes = bytes_of_layers((name, one.nbytes) for name, one in inner.named_parameters() if one.requires_grad)
+    trained = ((name, weight.nbytes) for name, weight in inner.named_parameters() if weight.requires_grad)
+    sizes = bytes_of_layers(trained)
     numbered = {name: 0 for name in sizes if _NUMBERED.match(f"{name}.")} or dict.fromkeys(sizes, 0)
     layer = next(iter(numbered), None)
     for name, size in sizes.items():
@@ -386,7 +387,7 @@ class HostReduction:
 
     def __init__(self, collectives: SessionCollectives, group: Any, parameters: list[Any]) -> None:
         self.session, self._collectives, self._group = collectives.session, collectives, group
-        self._bytes = sum(one.nbytes for one in parameters)
+        self._bytes = sum(parameter.nbytes for parameter in parameters)
         self.expected = False
         # The gradient of the first parameter is usually the last one. The reducer therefore waits at the end of the
         # backward that computes it, even if that backward runs inside another, as in a reentrant checkpoint.

@@ -458,11 +458,11 @@ class DeepSpeedHooks:
 
         @functools.wraps(original)
         def step(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            begun = session.recording and session.in_main_thread() and session.attempt_hook(_HOOK, begins, engine)
+            updates = session.recording and session.in_main_thread() and session.attempt_hook(_HOOK, begins, engine)
             try:
                 return original(engine, *args, **kwargs)
             finally:
-                if begun:
+                if updates:
                     session.attempt_hook(_HOOK, host.optimizer_ended, engine)
 
         return step

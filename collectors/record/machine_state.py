@@ -58,7 +58,7 @@ class Sampler:
 
 
 def gpu_reader(facts: dict[str, Any], tell: Callable[[dict[str, Any]], None]) -> Read | None:
-    """What samples the GPU with these `device_facts`. `tell` takes them, with the driver's version if that is known."""
+    """A function that samples the GPU. `tell` is called with its `device_facts`, and the driver's version if known."""
     try:
         nvml = Nvml()
         driver = nvml.driver_version()
@@ -109,7 +109,7 @@ _HOST_PRESSURE = Path("/proc/pressure")
 
 
 def host_reader(tell: Callable[[dict[str, Any]], None]) -> Read | None:
-    """What samples this process's cgroup, or its host. `tell` takes which of them."""
+    """A function that samples this process's cgroup, or its host. `tell` is called with which of them."""
     folders = list(cgroup_folders())
     limited = _first_with("cpu.stat", throttled_us, folders)
     pressed = _first_with("cpu.pressure", waited_us, folders)
@@ -160,7 +160,7 @@ def _first_with(name: str, total: Callable[[str], int], folders: Sequence[Path])
 
 
 def _counter(path: Path, total: Callable[[str], int]) -> Callable[[], int | None] | None:
-    """What reads a total from a file of the kernel, again and again; None if that has none."""
+    """A function that reads a total from a kernel file each time it is called; None if the file lacks it."""
 
     def count() -> int | None:
         try:
@@ -172,7 +172,7 @@ def _counter(path: Path, total: Callable[[str], int]) -> Callable[[], int | None
 
 
 def _identity(folder: Path | None) -> str | None:
-    """What tells a cgroup from the others of its host; None for the whole host."""
+    """The identity of a cgroup on its host; None for the whole host."""
     if folder is None:
         return None
     status = folder.stat()
@@ -226,7 +226,7 @@ class Nvml:
 
     def _number(self, function: str, device: ctypes.c_void_p, *which: int) -> int | None:
         value = ctypes.c_uint()
-        arguments = [ctypes.c_int(one) for one in which]
+        arguments = [ctypes.c_int(argument) for argument in which]
         done = getattr(self._library, function)(device, *arguments, ctypes.byref(value))
         return value.value if done == _SUCCESS else None
 

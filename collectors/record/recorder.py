@@ -267,7 +267,7 @@ class Ring:
         expected = list(range(self.drained + 1, self.drained + most + 1))
         if numbers == expected:
             return content
-        whole = next(at for at, pair in enumerate(zip(numbers, expected)) if pair[0] != pair[1])
+        whole = next(index for index, pair in enumerate(zip(numbers, expected)) if pair[0] != pair[1])
         return content[: whole * RECORD.size]
 
     def drain(self, count: int) -> None:
@@ -295,7 +295,7 @@ class RingStore:
             with mmap.mmap(self._handle, size, offset=place * size, access=mmap.ACCESS_READ) as memory:
                 content = memory[_FIRST_AT : _FIRST_AT + slots * RECORD.size]
                 numbers = ((number, slot) for slot, (number,) in enumerate(_NUMBERS.iter_unpack(content)))
-                pending = sorted(one for one in numbers if one[0] > drained)
+                pending = sorted(number for number in numbers if number[0] > drained)
                 starts = (slot * RECORD.size for _, slot in pending)
                 records = b"".join(content[start : start + RECORD.size] for start in starts)
             if records:

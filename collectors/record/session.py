@@ -154,7 +154,7 @@ class Session(Guard):
         """Called when the clock of GPU `index` runs."""
         if self.device is not None and self._sampler_of is not None:
             self.instant = self.device.instant
-            self.attempt_hook("gpu-state", lambda of: self.sample(of(index)), self._sampler_of)
+            self.attempt_hook("gpu-state", lambda sampler_of: self.sample(sampler_of(index)), self._sampler_of)
 
     def device_failed(self, error: BaseException) -> None:
         """Continue with host times because the device cannot be timed, and report it once."""
@@ -455,7 +455,7 @@ EVALUATION = "evaluation"
 
 def in_training_mode(module: Any) -> bool:
     """True if any part of a module is in training mode: Lightning leaves the wrapper of a model in evaluation mode."""
-    return any(one.training for one in module.modules())
+    return any(submodule.training for submodule in module.modules())
 
 
 class Evaluation:
@@ -511,7 +511,7 @@ class Evaluation:
         @functools.wraps(original)
         def evaluate(module: Any, *args: Any, **kwargs: Any) -> Any:
             try:  # a module of the user's can have its own `parameters`
-                trains = in_training_mode(module) and any(one.requires_grad for one in module.parameters())
+                trains = in_training_mode(module) and any(parameter.requires_grad for parameter in module.parameters())
             except Exception as error:
                 trains = False
                 session.failed(EVALUATION, error)

@@ -100,8 +100,8 @@ def open_to_read(path: Path | str) -> BinaryIO:
 
 def create(path: Path | str, *, append: bool = False, folder: int | None = None) -> BinaryIO:
     """A file to write, without a buffer. Raises FileExistsError unless it is new, or `append`; other OSErrors."""
-    how = os.O_APPEND if append else os.O_EXCL
-    return open(open_regular(path, os.O_WRONLY | os.O_CREAT | how, folder=folder), "wb", buffering=0)
+    mode_flags = os.O_APPEND if append else os.O_EXCL
+    return open(open_regular(path, os.O_WRONLY | os.O_CREAT | mode_flags, folder=folder), "wb", buffering=0)
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class _Nobody:
-    """The sink outside `tracekit collect`, and what a sink must have."""
+class _NoSink:
+    """The sink outside `tracekit collect`, which does nothing; every sink has these methods."""
 
     __slots__ = ()
 
@@ -45,12 +45,12 @@ class _Nobody:
         """Keep the values that are not None of the current step, or of the one that has ended."""
 
 
-NOBODY = _Nobody()
-_sink: Any = NOBODY
+NO_SINK = _NoSink()
+_sink: Any = NO_SINK
 
 
 def attach(sink: Any) -> None:
-    """Send spans to `sink` from now on; `NOBODY` switches them off."""
+    """Send spans to `sink` from now on; `NO_SINK` switches them off."""
     global _sink  # noqa: PLW0603  one process has one collector
     _sink = sink
 

@@ -52,8 +52,8 @@ class StackSampler:
 
     def _sample(self, request: StackRequest) -> None:
         counts: dict[tuple[CodeType, int], list[int]] = {}
-        samples, begun, step = 0, time.monotonic(), self._session.step
-        while samples < request.samples and time.monotonic() < begun + request.seconds:
+        samples, started_at, step = 0, time.monotonic(), self._session.step
+        while samples < request.samples and time.monotonic() < started_at + request.seconds:
             frames = stack_of(self._session.thread_id)
             depths = {line: len(frames) - inner for inner, line in enumerate(frames)}  # the outermost of a recursion
             for line, depth in depths.items():

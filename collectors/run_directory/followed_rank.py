@@ -413,7 +413,7 @@ def _shape(nested: Any, depth: int = 0) -> tuple[int, ...] | None:
         return ()
     if not isinstance(nested, list) or not nested or depth > _DEEPEST:
         return None
-    shapes = {_shape(one, depth + 1) for one in nested}
+    shapes = {_shape(part, depth + 1) for part in nested}
     if len(shapes) != 1 or (inner := shapes.pop()) is None:
         return None
     return (len(nested), *inner)

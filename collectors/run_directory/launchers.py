@@ -63,7 +63,7 @@ def announce_end(presence: Path, code: int | None) -> None:
 
 def hosts_of_launchers(directory: Path) -> set[str]:
     """The hosts whose launchers record in this run directory."""
-    return {_whose(presence)[0] for presence in running_launchers(directory)}
+    return {_owner(presence)[0] for presence in running_launchers(directory)}
 
 
 def running_launchers(directory: Path) -> list[Path]:
@@ -86,7 +86,7 @@ def last_sign_ns(presence: Path) -> int:
 
 def is_dead(presence: Path) -> bool:
     """True if a launcher of this host was killed before it could announce the end of its command."""
-    host, number = _whose(presence)
+    host, number = _owner(presence)
     if host != socket.gethostname() or not number.isdecimal():
         return False
     try:
@@ -114,7 +114,7 @@ def how_ended(directory: Path) -> Ending | None:
     ends = []
     for path in directory.glob(f"launcher-*{_DONE}"):
         try:
-            ends.append((last_sign_ns(path), int(read_small(path, _LONGEST_CODE)), _whose(path)[0]))
+            ends.append((last_sign_ns(path), int(read_small(path, _LONGEST_CODE)), _owner(path)[0]))
         except (OSError, ValueError):  # of an older tracekit, or of one whose disk was full
             continue
     if not ends:
@@ -138,7 +138,7 @@ def _signal(number: int) -> str | None:
         return None
 
 
-def _whose(presence: Path) -> tuple[str, str]:
+def _owner(presence: Path) -> tuple[str, str]:
     """Host and process id."""
     host, _, number = presence.stem.removeprefix("launcher-").rpartition("-")
     return host, number

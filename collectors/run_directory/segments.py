@@ -104,7 +104,7 @@ class AttemptRecording:
 
     def processes(self) -> dict[int, ProcessId]:
         """The process of each rank."""
-        facts = {rank: one.facts["process"][0] for rank, one in self.ranks.items()}
+        facts = {rank: segment.facts["process"][0] for rank, segment in self.ranks.items()}
         return {
             rank: ProcessId(str(fact["host"]), int(fact["process_id"]))
             for rank, fact in facts.items()
@@ -267,8 +267,8 @@ class Trail:
         steps = records["step"].astype(np.int64)
         newest = np.maximum.accumulate(np.concatenate([[self.step], steps]))
         ahead = newest[:-1]
-        odd = (steps < ahead - self.reach) | (steps < 0) | (steps > ahead + self.reach)
-        row = int(odd.argmax()) if odd.any() else None
+        implausible = (steps < ahead - self.reach) | (steps < 0) | (steps > ahead + self.reach)
+        row = int(implausible.argmax()) if implausible.any() else None
         if row is not None and steps[row] < ahead[row]:
             raise GarbageError(f"garbage: a record of step {steps[row]} follows one of step {ahead[row]}")
         ends = sorted(set(steps[:row][records["category"][:row] == _STEP].tolist()))

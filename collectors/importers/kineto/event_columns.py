@@ -178,9 +178,9 @@ class ColumnBuilder:
         away = _FURTHEST_SPANS * (end - begin)
         span = np.ptp(starts[(starts >= begin - away) & (starts <= end + away)])
         for name, table in tables.items():
-            near = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
-            possible = np.flatnonzero(near & (table["dur"] <= _LONGEST_SPANS * span))
-            lost = len(near) - len(possible)
+            plausible = (table["ts"] >= begin - away) & (table["ts"] <= end + away)
+            possible = np.flatnonzero(plausible & (table["dur"] <= _LONGEST_SPANS * span))
+            lost = len(plausible) - len(possible)
             if 0 < lost < len(possible):
                 tables[name] = rows_of(table, possible)
                 self._absurd += lost
@@ -203,16 +203,16 @@ class ColumnBuilder:
             pids, pid = np.unique(rows[Column.PID], return_inverse=True)
             tids, tid = np.unique(rows[Column.TID], return_inverse=True)
             pairs, inverse = np.unique(pid * len(tids) + tid, return_inverse=True)
-            named = [(int(pids[one // len(tids)]), int(tids[one % len(tids)])) for one in pairs.tolist()]
+            named = [(int(pids[pair // len(tids)]), int(tids[pair % len(tids)])) for pair in pairs.tolist()]
             columns["thread"] = np.array(self._numbered(named), np.int64)[inverse]
         if table in _SHAPES:
             shape = _SHAPES[table]
             columns["shape"] = self._text_codes(text, rows, Column.SHAPE, lambda *row: shape(*_two_lists(*row)))
         return columns
 
-    def _text_codes(self, text: bytes, rows: Rows, of: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
-        """Return a code for the text of each row, read once for all rows with the same hash in the column `of`."""
-        hashes, first, inverse = np.unique(rows[of], return_index=True, return_inverse=True)
+    def _text_codes(self, text: bytes, rows: Rows, column: Column, read: Callable[[bytes, list[int]], str]) -> Ints:
+        """Return a code for the text of each row, read once for all rows with the same hash in `column`."""
+        hashes, first, inverse = np.unique(rows[column], return_index=True, return_inverse=True)
         code_of = self._code_of_hash
         for number, row in zip(hashes.tolist(), first.tolist(), strict=True):
             if number not in code_of:
@@ -223,25 +223,25 @@ class ColumnBuilder:
         """The columns of events, without their times."""
         args = [event.args or _NO_ARGS for event in events]
         columns: dict[str, Any] = {
-            name: _integers([getattr(one, field) for one in args]) for name, field in _IDS.get(table, {}).items()
+            name: _integers([getattr(arg, field) for arg in args]) for name, field in _IDS.get(table, {}).items()
         }
         if "name" in SCHEMAS[table]:
             columns["name"] = self._codes([event.name or "" for event in events])
         if "thread" in SCHEMAS[table]:
-            pairs = [tuple(NO_ID if one is None else one for one in (event.pid, event.tid)) for event in events]
+            pairs = [tuple(NO_ID if id_ is None else id_ for id_ in (event.pid, event.tid)) for event in events]
             columns["thread"] = self._numbered(pairs)
         if table == "gpu":
-            sizes = ((one.size, one.occupancy) for one in args)
-            columns["device"] = _integers([one.device for one in args], [event.pid for event in events])
-            columns["stream"] = _integers([one.stream for one in args], [event.tid for event in events])
-            columns["size"] = _integers([next((one for one in pair if type(one) is int), None) for pair in sizes])
-            columns["shape"] = self._codes([_shape(one.grid, one.block) for one in args])
-            columns["collective"] = [self._collective(one) for one in args]
+            sizes = ((arg.size, arg.occupancy) for arg in args)
+            columns["device"] = _integers([arg.device for arg in args], [event.pid for event in events])
+            columns["stream"] = _integers([arg.stream for arg in args], [event.tid for event in events])
+            columns["size"] = _integers([next((size for size in pair if type(size) is int), None) for pair in sizes])
+            columns["shape"] = self._codes([_shape(arg.grid, arg.block) for arg in args])
+            columns["collective"] = [self._collective(arg) for arg in args]
         if table == "operators":
-            columns["shape"] = self._codes([_inputs(one.dims, one.types) for one in args])
+            columns["shape"] = self._codes([_inputs(arg.dims, arg.types) for arg in args])
             columns["collective"] = [
-                self._collective(one) if event.name == COLLECTIVE_OPERATOR else NO_ID
-                for event, one in zip(events, args, strict=True)
+                self._collective(arg) if event.name == COLLECTIVE_OPERATOR else NO_ID
+                for event, arg in zip(events, args, strict=True)
             ]
         return columns
 

@@ -57,11 +57,11 @@ def host_exchanges(paths: Sequence[Path]) -> pl.DataFrame:
     for file in (file for path in paths for file in (traces_in(path) if path.is_dir() else [path])):
         read = _read(file)
         steps = sorted(
-            (one.ts, one.ts + (one.dur or 0.0), int(mark[1]))
-            for one in read.events
-            if one.ts is not None and (mark := STEP.match(one.name or ""))
+            (event.ts, event.ts + (event.dur or 0.0), int(mark[1]))
+            for event in read.events
+            if event.ts is not None and (mark := STEP.match(event.name or ""))
         )
-        calls = [(one.ts or 0.0, one.args) for one in read.events if one.ph == "X" and one.name == _CALL]
+        calls = [(event.ts or 0.0, event.args) for event in read.events if event.ph == "X" and event.name == _CALL]
         calls.sort(key=lambda call: call[0])
         rank = len(calls_by_rank) if read.info is None or read.info.rank is None else read.info.rank
         rows = [

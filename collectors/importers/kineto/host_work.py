@@ -12,13 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracekit.collectors.importers.kineto._events import nest_spans
-from tracekit.collectors.importers.kineto.event_columns import (
-    STEP,
-    Ints,
-    Table,
-    outermost,
-    rows_of,
-)
+from tracekit.collectors.importers.kineto.event_columns import STEP, Ints, Table, outermost, rows_of
 from tracekit.trace.gpu_activity import PROFILER_LINE, IdleReason, ProfilerCost
 
 Bools = npt.NDArray[np.bool_]
@@ -126,8 +120,8 @@ def host_work(
     tables = (annotations, python, operators, calls)
     count = [len(table["ts"]) for table in tables]
     if not sum(count):
-        none = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
-        return HostWork(none, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan, np.zeros(0))
+        empty = dict.fromkeys(("thread", "start", "duration"), np.zeros(0)) | {"what": np.zeros(0, np.int32)}
+        return HostWork(empty, (), dict.fromkeys(_AROUND, np.zeros(0, np.int32)), np.nan, np.nan, np.zeros(0))
     begin, length = (np.concatenate([table[column] for table in tables]) for column in ("ts", "dur"))
     thread, name = (np.concatenate([table[column] for table in tables]) for column in ("thread", "name"))
     of_name = _flags_of(names)
@@ -145,19 +139,7 @@ def host_work(
     around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
     (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
     pieces, whats = nest_spans(
-        thread,
-        begin,
-        end,
-        name,
-        inputs[order],
-        flags,
-        reason[order],
-        begun,
-        ended,
-        what,
-        where,
-        around,
-        parent,
+        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around, parent
     )
     kinds = (EventKind.NOTE, EventKind.FUNCTION, EventKind.OPERATOR, EventKind.CALL)
     kind = np.repeat(np.array(kinds, np.uint8), count)
@@ -309,14 +291,14 @@ class CallThreads:
         The reentrant kind then runs a backward of its own, which is not repeated.
         """
         codes = ([code for code, name in enumerate(self._names) if pattern.search(name)] for pattern in _RECOMPUTES)
-        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], some))) for some in codes)
+        again, gradients = (rows_of(python, np.flatnonzero(np.isin(python["name"], names))) for names in codes)
         gradients = rows_of(gradients, np.flatnonzero(self.containing(again, gradients) >= 0))
         return np.asarray((self.containing(again) >= 0) & (self.containing(gradients) < 0))
 
     def busy_since(self) -> Floats:
         """Return the start of the operator around each call; outside any operator, the call's own start."""
-        begun = np.append(self._operators["ts"], np.inf)[self._operator_around]
-        return np.asarray(np.minimum(begun, self._calls["ts"]))
+        begin = np.append(self._operators["ts"], np.inf)[self._operator_around]
+        return np.asarray(np.minimum(begin, self._calls["ts"]))
 
     def operators(self) -> Int32s:
         """Return the name of the outermost operator around each call."""
@@ -368,7 +350,7 @@ _IN_STRETCH, _FEWEST_STRETCHES, _FASTEST = 100, 2, 0.2
 
 
 class EventKind(IntEnum):
-    """What is recorded."""
+    """The kinds of recorded host events."""
 
     NOTE = 0
     FUNCTION = 1
@@ -444,8 +426,8 @@ def recorded_before(events: Nested, cost: ProfilerCost | None, pace: Floats) -> 
     kind, thread = events.kind, events.thread
     if cost is None or not len(kind):
         return np.zeros(len(kind))
-    each = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
-    total = np.cumsum(each) - each
+    cost_us = np.array([0.0, cost.function, cost.operator, cost.call, cost.launch])[kind] * pace
+    total = np.cumsum(cost_us) - cost_us
     begins = np.flatnonzero(np.diff(thread, prepend=thread[0] - 1))
     total -= np.repeat(total[begins], np.diff(np.append(begins, len(kind))))
     return np.asarray(total + np.where(kind == EventKind.LAUNCH, cost.before_launch * pace, 0.0))
@@ -499,5 +481,5 @@ def _cheapest(gaps: Floats, *contexts: Int32s) -> float:
         typical = (total[first + count] - total[first]) / count
     cheapest = np.argsort(typical, kind="stable")
     enough = int(np.searchsorted(np.cumsum(count[cheapest]), _CHEAPEST * count.sum())) + 1
-    chosen = np.concatenate([gaps[first[one] : first[one] + count[one]] for one in cheapest[:enough].tolist()])
+    chosen = np.concatenate([gaps[first[cell] : first[cell] + count[cell]] for cell in cheapest[:enough].tolist()])
     return float(chosen.mean() if rounded else np.median(chosen))

@@ -278,7 +278,7 @@ class EventStream:
         if not head.strip():
             raise FormatError(f"{self.path}: empty; expected a trace of torch.profiler")
         otherwise = "not JSON with traceEvents; expected a trace of torch.profiler (JSON, may be gzipped)"
-        raise FormatError(f"{self.path}: {what_it_is(head) or otherwise}")
+        raise FormatError(f"{self.path}: {kind_of_recording(head) or otherwise}")
 
 
 class _CutError(Exception):
@@ -385,14 +385,14 @@ _MOST_FILES = 1000
 def other_recording(look: Look) -> str | None:
     """Return what a file, or a file in a folder, is instead of a trace; None if unknown or unreadable."""
     if not look.is_folder:
-        return what_it_is(look.text) or _by_name(look.path)
+        return kind_of_recording(look.text) or _by_name(look.path)
     for file in map(Look, itertools.islice(files_below(look.path), _MOST_FILES)):
-        if kind := what_it_is(file.text) or _by_name(file.path):
+        if kind := kind_of_recording(file.text) or _by_name(file.path):
             return f"{file.name} is {kind}"
     return None
 
 
-def what_it_is(head: bytes) -> str | None:
+def kind_of_recording(head: bytes) -> str | None:
     """Return the kind of recording, other than a trace, that begins with these unpacked bytes; None if unknown."""
     start = head.lstrip()[:4096]
     if start.startswith(_PICKLE) and any(key in start for key in _SNAPSHOT):

@@ -25,13 +25,7 @@ from tracekit.collectors.importers.kineto.event_columns import (
     role_of,
     rows_of,
 )
-from tracekit.collectors.importers.kineto.nsys_file import (
-    Export,
-    collectives,
-    columns,
-    nccl_calls,
-    opened,
-)
+from tracekit.collectors.importers.kineto.nsys_file import Export, collectives, columns, nccl_calls, opened
 from tracekit.trace.gpu_activity import Activity
 
 _CUPTI = "CUPTI_ACTIVITY_KIND_"
@@ -83,7 +77,7 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     names = _Names()
     with opened(path) as export:
         read = {"gpu": _gpu_ops(export, names), "calls": _calls(export, names), "ranges": _ranges(export, names)}
-        nccl, said = nccl_calls(export)
+        nccl, nccl_notes = nccl_calls(export)
         syncs, head = _syncs(export), _head(export)
         # The GPU behind each number that a process has for one: it may see only some.
         seen = export.rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
@@ -97,10 +91,10 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
     usual = int(np.median(read["gpu"]["start"]))
     plausible = {name: _plausible(table, usual) for name, table in read.items()}
     gpu, calls, ranges = (table for table, _, _ in plausible.values())
-    _tell_processes(gpu, calls, ranges, syncs, nccl)
+    _to_process_ids(gpu, calls, ranges, syncs, nccl)
     ranks = ranks_of_events(gpu, calls, ranges, nccl, gpus)
     gpu["part"] = ranks.of_op
-    gpu["collective"], args = _collectives(gpu, calls, nccl, ranks, names, said)
+    gpu["collective"], args = _collectives(gpu, calls, nccl, ranks, names, nccl_notes)
     _name_steps(ranges, names)
     calls["part"] = np.full(len(calls["start"]), NO_ID)  # of those that launched a GPU op
     calls["part"][ranks.launch[ranks.launch >= 0]] = ranks.of_op[ranks.launch >= 0]
@@ -129,7 +123,7 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
         negative=sum(negative for _, _, negative in plausible.values()),
         absurd=sum(absurd for _, absurd, _ in plausible.values()),
         nameless=0,
-        damaged=max(sum(bad) / max(len(read[name]["start"]), 1) for name, (_, *bad) in plausible.items()),
+        damaged=max(sum(odd) / max(len(read[name]["start"]), 1) for name, (_, *odd) in plausible.items()),
     )
     note = f"{path.name}: CUDA graphs were recorded without their kernels; record with --cuda-graph-trace=node"
     return events, head, (note,) if graphs else ()
@@ -138,7 +132,11 @@ def read_nsys(path: Path) -> tuple[FileColumns, dict[str, Any], tuple[str, ...]]
 def _gpu_ops(export: Export, names: _Names) -> Table:
     """Return kernels, graphs recorded as a whole, copies and memsets."""
     column, texts = next(
-        ((one, texts) for one in ("demangledName", "shortName") if (texts := export.strings(f"{_CUPTI}KERNEL", one))),
+        (
+            (name, texts)
+            for name in ("demangledName", "shortName")
+            if (texts := export.strings(f"{_CUPTI}KERNEL", name))
+        ),
         ("", {}),
     )
     tables = []
@@ -154,7 +152,7 @@ def _gpu_ops(export: Export, names: _Names) -> Table:
         rows = export.rows(f"{_CUPTI}{table}", (*_OF_GPU.values(), *more), needs=_TIMES)
         ops = columns(((*row[:ours], alike.setdefault(row[ours:], len(alike))) for row in rows), (*_OF_GPU, "kind"))
         kind = ops.pop("kind")
-        described = [describe(*one) for one in alike]
+        described = [describe(*row) for row in alike]
         ops["name"], ops["shape"] = (names.codes(text[place] for text in described)[kind] for place in (0, 1))
         tables.append({**ops, "activity": np.full(len(kind), list(Activity).index(activity))})
     return {name: np.concatenate([ops[name] for ops in tables]) for name in tables[0]}
@@ -180,10 +178,10 @@ def _calls(export: Export, names: _Names) -> Table:
         export.rows(table, ("start", "end", "globalTid", "correlationId", "nameId"), needs=_TIMES),
         ("start", "end", "thread", "correlation", "name"),
     )
-    numbers, which = np.unique(calls["name"], return_inverse=True)
-    said = [_VERSION.sub("", texts.get(number, _UNNAMED)) for number in numbers.tolist()]
-    roles = np.array([role_of(text) for text in said], np.int64)
-    return {**calls, "name": names.codes(said)[which], "role": roles[which]}
+    numbers, index = np.unique(calls["name"], return_inverse=True)
+    call_names = [_VERSION.sub("", texts.get(number, _UNNAMED)) for number in numbers.tolist()]
+    roles = np.array([role_of(text) for text in call_names], np.int64)
+    return {**calls, "name": names.codes(call_names)[index], "role": roles[index]}
 
 
 def _ranges(export: Export, names: _Names) -> Table:
@@ -255,7 +253,7 @@ def _plausible(table: Table, usual: int) -> tuple[Table, int, int]:
     return events, len(start) - len(events["start"]), negative
 
 
-def _tell_processes(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
+def _to_process_ids(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl: Table) -> None:
     """Replace ids by the process in them. Where some are not recorded, all are of one process."""
     all_recorded = (gpu["process"] >= 0).all() and (calls["thread"] >= 0).all()
     for table in (gpu, syncs):
@@ -265,7 +263,7 @@ def _tell_processes(gpu: Table, calls: Table, ranges: Table, syncs: Table, nccl:
 
 
 def _collectives(
-    gpu: Table, calls: Table, nccl: Table, ranks: Ranks, names: _Names, said: Sequence[str]
+    gpu: Table, calls: Table, nccl: Table, ranks: Ranks, names: _Names, nccl_notes: Sequence[str]
 ) -> tuple[Ints, tuple[CollectiveArgs, ...]]:
     """Return which collective each GPU op is, -1 for none, and their arguments."""
     kernels = [code for name, code in names.items() if "nccl" in name.lower()]
@@ -274,23 +272,23 @@ def _collectives(
     ops = ops[~np.isin(calls["name"][ranks.launch[ops]], graphs)]
     launched = {**rows_of(calls, ranks.launch[ops]), "rank": ranks.of_op[ops]}
     collective = np.full(len(gpu["start"]), NO_ID)
-    collective[ops], args = collectives(launched, nccl, said, ranks.of_nccl)
+    collective[ops], args = collectives(launched, nccl, nccl_notes, ranks.of_nccl)
     return collective, args
 
 
 def _name_steps(ranges: Table, names: _Names) -> None:
     """Name the steps of each process as torch.profiler does: the longest ranges of a thread that count up by one."""
     matches = [None if STEP.match(name) else _NUMBERED_STEP.fullmatch(name) for name in names]
-    family = {name: number for number, name in enumerate(sorted({one[1] for one in matches if one}))}
-    of_name = np.array([family[one[1]] if one else NO_ID for one in matches])
-    number = np.array([int(one[2]) if one else NO_ID for one in matches])[ranges["name"]]
+    family = {name: number for number, name in enumerate(sorted({match[1] for match in matches if match}))}
+    of_name = np.array([family[match[1]] if match else NO_ID for match in matches])
+    number = np.array([int(match[2]) if match else NO_ID for match in matches])[ranges["name"]]
     marked = np.flatnonzero(np.isin(ranges["name"], [code for name, code in names.items() if STEP.match(name)]))
     best: dict[int, tuple[int, Ints]] = dict.fromkeys(ranges["process"][marked].tolist(), (_DAY_NS, marked[:0]))
     rows = np.flatnonzero((of_name[ranges["name"]] >= 0) & (ranges["operator"] == 0))
     keys = np.stack([ranges["thread"], of_name[ranges["name"]]])[:, rows]
-    _, which = np.unique(keys, axis=1, return_inverse=True)
-    for series in range(int(which.max(initial=-1)) + 1):
-        of_series = rows[which == series]
+    _, index = np.unique(keys, axis=1, return_inverse=True)
+    for series in range(int(index.max(initial=-1)) + 1):
+        of_series = rows[index == series]
         of_series = of_series[np.argsort(ranges["start"][of_series], kind="stable")]
         start, end = ranges["start"][of_series], ranges["end"][of_series]
         if len(of_series) < 2 or (np.diff(number[of_series]) != 1).any() or (start[1:] < end[:-1]).any():
@@ -307,7 +305,7 @@ def _of_ranks(table: Table, ranks: Ranks) -> Table:
     launched = table.get("part", np.full(len(table["start"]), NO_ID))
     tables = []
     for number in np.unique(ranks.of_op).tolist():
-        threads = np.array(sorted(thread for thread, some in ranks.of_thread.items() if number in some), np.int64)
+        threads = np.array(sorted(key for key, users in ranks.of_thread.items() if number in users), np.int64)
         of_rank = np.isin(table["thread"], threads) & ((launched == number) | (launched == NO_ID))
         events = rows_of(table, np.flatnonzero(of_rank))
         thread = np.searchsorted(threads, events["thread"])
@@ -323,7 +321,7 @@ def _like_torch(kind: str, table: Table, base_us: int, *, alone: bool) -> Table:
         "dur": (table["end"] - table["start"]) / 1e3,
         "part": table["part"] * (not alone),
     }
-    return {name: np.asarray(columns[name], one) for name, one in SCHEMAS[kind].items()}
+    return {name: np.asarray(columns[name], dtype) for name, dtype in SCHEMAS[kind].items()}
 
 
 #: A process with a smaller share of its GPU ops on the GPU of another process has no rank there.
@@ -357,7 +355,7 @@ def ranks_of_events(gpu: Table, calls: Table, ranges: Table, nccl: Table, gpus: 
     users, user = _users(gpu["process"], gpu["device"])
     stated, size = _stated(users, nccl)
     number = _by_gpu(users, gpus) if stated is None else stated
-    rank = np.array([number[one] for one in users])[user]
+    rank = np.array([number[of_user] for of_user in users])[user]
     launch = matched(gpu["process"], gpu["correlation"], calls["process"], calls["correlation"])
     launched = launch >= 0
     of_thread = _by_first(calls["thread"][launch[launched]], rank[launched])
@@ -390,13 +388,13 @@ def _users(process: Ints, device: Ints) -> tuple[list[User], Ints]:
     keys, user = np.unique(process * _GPUS + device + 1, return_inverse=True)
     users = [(key // _GPUS, key % _GPUS - 1) for key in keys.tolist()]
     count = np.bincount(user).tolist()
-    home = {users[one][0]: one for one in sorted(range(len(users)), key=count.__getitem__)}
-    home_gpus = {users[one][1] for one in home.values()}
+    home = {users[index][0]: index for index in sorted(range(len(users)), key=count.__getitem__)}
+    home_gpus = {users[index][1] for index in home.values()}
     for index, (owner, gpu) in enumerate(users):
         if home[owner] != index and gpu in home_gpus and count[index] < _STRAY * count[home[owner]]:
             user[user == index] = home[owner]
     remaining, user = np.unique(user, return_inverse=True)
-    return [users[one] for one in remaining.tolist()], user
+    return [users[index] for index in remaining.tolist()], user
 
 
 def _stated(users: Sequence[User], nccl: Table) -> tuple[dict[User, int] | None, int]:
@@ -409,7 +407,7 @@ def _stated(users: Sequence[User], nccl: Table) -> tuple[dict[User, int] | None,
             [nccl[name][creations] for name in ("process", "device", "rank")]
         ).T.tolist()
     }
-    stated = {one: ranks[one] for one in users if one in ranks}
+    stated = {of_user: ranks[of_user] for of_user in users if of_user in ranks}
     return stated if len(set(stated.values())) == len(users) else None, size
 
 
@@ -421,14 +419,14 @@ def _by_gpu(users: Sequence[User], gpus: Mapping[User, int]) -> dict[User, int]:
         if len(set(numbers)) == len(users) > 1 and min(numbers) >= 0:
             return dict(zip(users, numbers, strict=True))
     order = sorted(range(len(users)), key=lambda index: (real[index], users[index]))
-    return {users[one]: place for place, one in enumerate(order)}
+    return {users[index]: place for place, index in enumerate(order)}
 
 
 def _by_first(first: Ints, second: Ints) -> dict[int, Sequence[int]]:
     """Return what is paired with each first number."""
-    distinct, which = np.unique(first, return_inverse=True)
+    distinct, index = np.unique(first, return_inverse=True)
     count = int(second.max(initial=0)) + 1
     paired: dict[int, list[int]] = {}
-    for pair in np.unique(which * count + second).tolist():
+    for pair in np.unique(index * count + second).tolist():
         paired.setdefault(int(distinct[pair // count]), []).append(pair % count)
     return dict(paired)

@@ -20,7 +20,7 @@ from tracekit.collectors.importers.kineto.event_columns import NO_ID, Collective
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
 #: Where the head of a SQLite file, all of big-endian integers, says how long the file is.
 _PAGE_BYTES, _CHANGES, _PAGES, _PAGES_AS_OF = slice(16, 18), slice(24, 28), slice(28, 32), slice(92, 96)
-#: SQLite keeps what is not yet in a file beside it.
+#: SQLite keeps what is not yet in a file next to it.
 _UNFINISHED = ("-wal", "-journal")
 
 
@@ -80,7 +80,7 @@ def opened(path: Path) -> Iterator[Export]:
     """Open an export. Raises FormatError if it is cut, damaged, or still being written, also while it is read."""
     try:
         _check_whole(path)
-        # Immutable: SQLite would create files beside one in WAL mode, and fail in a folder that cannot be written.
+        # Immutable: SQLite would create files next to one in WAL mode, and fail in a folder that cannot be written.
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             yield Export(path, connection)
     except (sqlite3.Error, ValueError, OverflowError) as error:
@@ -100,9 +100,9 @@ def columns(rows: Iterable[tuple[int, ...]], names: Sequence[str]) -> dict[str, 
 
 def _check_whole(path: Path) -> None:
     for ending in _UNFINISHED:
-        beside = Path(f"{path}{ending}")
-        if beside.is_file() and beside.stat().st_size:
-            raise FormatError(f"{path}: still being written, as {beside.name} beside it shows; wait, or {_AGAIN}")
+        companion = Path(f"{path}{ending}")
+        if companion.is_file() and companion.stat().st_size:
+            raise FormatError(f"{path}: still being written, as {companion.name} beside it shows; wait, or {_AGAIN}")
     with path.open("rb") as file:
         head = file.read(100)
     page, pages = int.from_bytes(head[_PAGE_BYTES]), int.from_bytes(head[_PAGES])
@@ -159,7 +159,7 @@ def collectives(
     """
     numbers: dict[CollectiveArgs, int] = {}
     sizes, members = _communicators(calls, rank)
-    which = np.full(len(launched["start"]), NO_ID)
+    name_index = np.full(len(launched["start"]), NO_ID)
     calls = rows_of(calls, np.flatnonzero(calls["bytes"] >= 0))
     calls = rows_of(calls, np.argsort(calls["start"], kind="stable"))
     for thread in np.unique(launched["thread"]).tolist():
@@ -172,9 +172,9 @@ def collectives(
             if end:
                 group = {name: values[min(before, end - 1) : end] for name, values in of_thread.items()}
                 args = _args(group, names, int(launched["rank"][kernel]), sizes, members)
-                which[kernel] = numbers.setdefault(args, len(numbers))
+                name_index[kernel] = numbers.setdefault(args, len(numbers))
             before = end
-    return which, tuple(numbers)
+    return name_index, tuple(numbers)
 
 
 def _communicators(calls: Table, rank: Ints) -> tuple[dict[int, int], dict[int, list[int]]]:
@@ -192,7 +192,7 @@ def _communicators(calls: Table, rank: Ints) -> tuple[dict[int, int], dict[int, 
             by_place = dict(zip(calls["rank"][of_members].tolist(), rank[of_members].tolist(), strict=True))
             listed = [by_place[place] for place in sorted(by_place)]
         else:
-            listed = [one for one in np.unique(rank[of_communicator]).tolist() if one >= 0]
+            listed = [rank_number for rank_number in np.unique(rank[of_communicator]).tolist() if rank_number >= 0]
         if len(listed) == size.get(communicator, max(len(listed), 2)):
             ranks[communicator] = listed
     return size, ranks

@@ -109,7 +109,7 @@ def ranks_of(
     )  # fmt: skip
     parts = sorted({part for table in tables for part in np.unique(table["part"]).tolist()}) or [0]
     for part in parts:
-        yield _rank(columns, part, file, header, notes, fused=parts != [0])
+        yield _columns_of_rank(columns, part, file, header, notes, fused=parts != [0])
 
 
 def _with_annotations(columns: FileColumns) -> FileColumns:
@@ -125,13 +125,15 @@ def _with_annotations(columns: FileColumns) -> FileColumns:
     )
 
 
-def _rank(
+def _columns_of_rank(
     columns: FileColumns, part: int, file: str, header: Mapping[str, Any], notes: tuple[str, ...], *, fused: bool
 ) -> RankColumns:
     def of(table: Table) -> Table:
-        own = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
-        sorted_already = (own["ts"][1:] >= own["ts"][:-1]).all()
-        return _without_copies(own if sorted_already else rows_of(own, np.argsort(own["ts"], kind="stable")))
+        of_part = rows_of(table, np.flatnonzero(table["part"] == part)) if fused else table
+        sorted_already = (of_part["ts"][1:] >= of_part["ts"][:-1]).all()
+        if not sorted_already:
+            of_part = rows_of(of_part, np.argsort(of_part["ts"], kind="stable"))
+        return _without_copies(of_part)
 
     names = columns.strings
     gpu, operators, annotations = of(columns.gpu), of(columns.operators), of(columns.annotations)
@@ -158,11 +160,11 @@ def _rank(
         words = f"left out {counted(early, 'GPU op')} that would begin before their launch"
         notes = (*notes, f"{PurePath(file).name}: {words}")
     stated = np.append(collective_calls["collective"], NO_ID)[np.append(inside, -1)[launch]]
-    own = gpu["collective"]
+    on_kernel = gpu["collective"]
     collective, all_args = _named(
-        np.where(own >= 0, own, stated), threads.collective_names(), launch, columns.collectives
+        np.where(on_kernel >= 0, on_kernel, stated), threads.collective_names(), launch, columns.collectives
     )
-    used = set(collective_calls["collective"].tolist()) | set(own.tolist())
+    used = set(collective_calls["collective"].tolist()) | set(on_kernel.tolist())
     return RankColumns(
         file=file,
         part=part,
@@ -173,7 +175,7 @@ def _rank(
         gpu={
             **{name: gpu[name] for name in ("name", "activity", "device", "stream", "shape", "size")},
             "start": gpu["ts"], "duration": gpu["dur"], "launch": launch.astype(np.int32),
-            "step": np.append(step, -1)[launch], "collective": collective.astype(np.int32), "stated": own >= 0,
+            "step": np.append(step, -1)[launch], "collective": collective.astype(np.int32), "stated": on_kernel >= 0,
         },
         calls={
             **{name: calls[name] for name in ("thread", "name", "role")},
@@ -189,7 +191,7 @@ def _rank(
         work=replace(work, around={}, recorded_s=work.recorded_s[:0]),
         memory=_memory(of(columns.memory)),
         collectives=all_args,
-        ranks_in_groups=tuple(columns.collectives[one] for one in sorted(used) if one >= 0),
+        ranks_in_groups=tuple(columns.collectives[code] for code in sorted(used) if code >= 0),
         host_events=columns.host_events,
         notes=notes,
         unlinked=_unlinked(gpu, launch, calls, all_calls, names),
@@ -356,10 +358,10 @@ def read_file(path: Path) -> list[RankColumns]:
         if Look(path).beginning(len(SQLITE)) == SQLITE:
             from tracekit.collectors.importers.kineto.nsys import read_nsys  # most files are JSON
 
-            columns, header, said = read_nsys(path)
-            ranks = _ranks(path, columns, header, said)
+            columns, header, notes = read_nsys(path)
+            ranks = _ranks(path, columns, header, notes)
             # What is known of the cost of recording is torch.profiler's.
-            return [replace(one, work=replace(one.work, cost=None)) for one in ranks]
+            return [replace(rank, work=replace(rank.work, cost=None)) for rank in ranks]
         stream, builder = EventStream(path, CATEGORIES), ColumnBuilder()
         for batch in stream:
             builder.add(batch)
@@ -391,7 +393,7 @@ def _ranks(
     ranks = ranks_of(columns, str(path), header, notes)
     lost = max(lost - cut, 0)  # the event in which a file is cut off is not damaged
     damaged = min(columns.damaged + lost / max(len(columns.gpu["ts"]) + lost, 1), 1.0)
-    return [replace(one, cut=cut, damaged=damaged) for one in ranks]
+    return [replace(rank, cut=cut, damaged=damaged) for rank in ranks]
 
 
 def send_files() -> None:

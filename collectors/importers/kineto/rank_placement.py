@@ -33,7 +33,7 @@ def place(files: Sequence[RankColumns]) -> tuple[list[int], int | None, list[str
 
     Raises FormatError if sources contradict each other or two files have one rank.
     """
-    stated = [rank_of(one) for one in files]
+    stated = [rank_of(file) for file in files]
     notes: list[str] = []
     if len(files) > 1 and all(rank is None for rank in stated):
         notes.append("no file states its rank: ranks are numbered in the order of the file names")
@@ -59,7 +59,7 @@ def place(files: Sequence[RankColumns]) -> tuple[list[int], int | None, list[str
                 " such as the folder of one iteration"
             )
         seen[rank] = columns.file
-    sizes = {size: one.file for one in files if (size := _world_size(one)) is not None}
+    sizes = {size: file.file for file in files if (size := _world_size(file)) is not None}
     if len(sizes) > 1:
         (size, file), (other, second) = list(sizes.items())[:2]
         raise FormatError(
@@ -158,7 +158,7 @@ def rank_list(value: object) -> tuple[int, ...]:
             value = msgspec.json.decode(value.encode())
         except msgspec.DecodeError:
             return ()
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < LARGEST_SIZE for one in value):
+    if not isinstance(value, list) or not all(type(rank) is int and 0 <= rank < LARGEST_SIZE for rank in value):
         return ()
     return tuple(value)
 
@@ -188,7 +188,7 @@ def groups_of(
             if key is not None:
                 knows.setdefault(key, set()).add(rank)
     present = set(ranks)
-    shared = {key for key, who in knows.items() if who >= set(key[0]) & present}
+    shared = {key for key, ranks_ in knows.items() if ranks_ >= set(key[0]) & present}
     names: dict[tuple[tuple[int, ...], str], str] = {}
     for ranks_of_group, name in sorted(knows):
         key = (ranks_of_group, name if (ranks_of_group, name) in shared else "")
@@ -241,12 +241,12 @@ def mesh_of(files: Sequence[RankColumns], ranks: Sequence[int]) -> tuple[dict[st
             if (axis := axis_of(description)) is not None and len(members) > 1:
                 groups.setdefault(f"{axis}_rank", set()).add(tuple(sorted(members)))
     coordinates = {
-        axis: place for axis, some in sorted(groups.items()) if (place := _places(some)).keys() >= set(ranks)
+        axis: place for axis, members in sorted(groups.items()) if (place := _places(members)).keys() >= set(ranks)
     }
     axes: list[str] = []
     # A group over two axes is named like one of its own; each axis by itself is smaller.
     for axis in sorted(coordinates, key=lambda axis: (max(coordinates[axis].values()), axis)):
-        with_axis = [coordinates[one] for one in (*axes, axis)]
+        with_axis = [coordinates[name] for name in (*axes, axis)]
         shared = set.intersection(*(set(place) for place in with_axis))
         if len({tuple(place[rank] for place in with_axis) for rank in shared}) == prod(
             max(p.values()) + 1 for p in with_axis

@@ -23,13 +23,7 @@ from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_work import PHASES
 from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, read_file
-from tracekit.collectors.importers.kineto.rank_placement import (
-    check_one_job,
-    groups_of,
-    mesh_of,
-    place,
-    rank_of,
-)
+from tracekit.collectors.importers.kineto.rank_placement import check_one_job, groups_of, mesh_of, place, rank_of
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
 from tracekit.trace.gpu_activity import Activity, KernelClass, class_of
 from tracekit.trace.op import (
@@ -47,12 +41,7 @@ from tracekit.trace.op import (
 LARGEST_IN_PROCESS = 8 << 20
 
 
-def read_kineto(
-    paths: Sequence[Path],
-    *,
-    classes: Sequence[str] = (),
-    processes: int | None = None,
-) -> GpuRecording:
+def read_kineto(paths: Sequence[Path], *, classes: Sequence[str] = (), processes: int | None = None) -> GpuRecording:
     """Read the recording of one job.
 
     `paths`: files, and folders searched with all below them. `classes`: the user's own patterns of kernels
@@ -103,12 +92,12 @@ _HOST_IN_NAME = re.compile(r"^(.+)_\d+\.\d+\.pt\.trace\.json")
 def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str) -> GpuRecording:
     """Combine the files. Raises FormatError if no file has GPU ops, or files contradict each other."""
     left_out = _left_out(files)
-    files = [one for one in files if len(one.gpu["start"])]
+    files = [file for file in files if len(file.gpu["start"])]
     _check_steps(files)
     ranks, world_size, notes = place(files)
     groups, group_of = groups_of(files, ranks, world_size)
     origins = _origins_ns(files)
-    first = min(origin + round(_first_us(one) * 1e3) for origin, one in zip(origins, files, strict=True))
+    first = min(origin + round(_first_us(file) * 1e3) for origin, file in zip(origins, files, strict=True))
     gpu, calls, spans, calls_before = [], [], [], 0
     work, whats, whats_before, whole, memory = [], [], 0, {}, []
     order = sorted(range(len(files)), key=ranks.__getitem__)
@@ -136,21 +125,21 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
         whats=pl.concat(whats),
         memory=pl.concat(memory),
         spans=whole,
-        hosts={rank: host for rank, one in by_rank.items() if (host := _host(one)) is not None},
-        files={rank: one.file for rank, one in by_rank.items()},
+        hosts={rank: host for rank, file in by_rank.items() if (host := _host(file)) is not None},
+        files={rank: file.file for rank, file in by_rank.items()},
         groups=groups,
         world_size=world_size,
-        notes=tuple(dict.fromkeys([*notes, *(note for one in files for note in one.notes)])),
+        notes=tuple(dict.fromkeys([*notes, *(note for file in files for note in file.notes)])),
         device_name=_of_device(files, "name", str),
         multiprocessors=_of_device(files, "numSms", int),
-        cut=tuple(rank for rank, one in by_rank.items() if one.cut),
-        damaged={rank: one.damaged for rank, one in by_rank.items()},
-        unlinked={rank: one.unlinked for rank, one in by_rank.items()},
-        lost={rank: one.lost for rank, one in by_rank.items()},
+        cut=tuple(rank for rank, file in by_rank.items() if file.cut),
+        damaged={rank: file.damaged for rank, file in by_rank.items()},
+        unlinked={rank: file.unlinked for rank, file in by_rank.items()},
+        lost={rank: file.lost for rank, file in by_rank.items()},
         left_out=left_out,
         coordinates=coordinates,
         axes=axes,
-        costs={rank: one.work.cost for rank, one in by_rank.items() if one.work.cost is not None},
+        costs={rank: file.work.cost for rank, file in by_rank.items() if file.work.cost is not None},
         began_s=first / 1e9 if first > _EARLIEST_NS else None,
     )
 
@@ -158,7 +147,7 @@ def assemble(files: Sequence[RankColumns], classes: KernelClasses, *, name: str)
 def _left_out(files: Sequence[RankColumns]) -> dict[int, str]:
     """Map ranks without GPU ops to the reason. Raises FormatError if none has any, or if such a file lacks its rank."""
     reasons = {}
-    empty = [one for one in files if not len(one.gpu["start"])]
+    empty = [file for file in files if not len(file.gpu["start"])]
     for file in empty:
         if len(empty) == len(files) or (rank := rank_of(file)) is None:
             raise FormatError(_why_empty(file))
@@ -189,7 +178,7 @@ def _why_empty(file: RankColumns) -> str:
 
 def _check_steps(files: Sequence[RankColumns]) -> None:
     """Raise FormatError if two files both mark steps but share none: they are recordings of different times."""
-    marked = [(one, steps) for one in files if (steps := set(one.step_spans["step"].tolist()))]
+    marked = [(file, steps) for file in files if (steps := set(file.step_spans["step"].tolist()))]
     for file, steps in marked[1:]:
         first, others = marked[0]
         if not steps & others:
@@ -325,7 +314,7 @@ def _of_device(files: Sequence[RankColumns], name: str, kind: type[T]) -> T | No
     return None
 
 
-_CLASSES = ", ".join(sorted({str(known) for known in KernelClass} - {str(KernelClass.OTHER)}))
+_CLASSES = ", ".join(sorted({str(kernel_class) for kernel_class in KernelClass} - {str(KernelClass.OTHER)}))
 
 
 @dataclass(frozen=True)
@@ -339,8 +328,8 @@ class KernelClasses:
         classes = [class_of(name) for name in names]
         for kernel_class, pattern in reversed(self.own):
             classes = [
-                kernel_class if matches else known
-                for matches, known in zip(search(pattern, names, any_case=True), classes, strict=True)
+                kernel_class if matches else own_class
+                for matches, own_class in zip(search(pattern, names, any_case=True), classes, strict=True)
             ]
         return classes
 
@@ -356,12 +345,12 @@ def kernel_classes(stated: Sequence[str] = ()) -> KernelClasses:
         if equals:
             own.append(_pattern(name, pattern, "--kernel-class"))
         else:
-            own += [_pattern(known, one, text) for known, many in _read(Path(text)).items() for one in many]
+            own += [_pattern(name, pattern, text) for name, many in _read(Path(text)).items() for pattern in many]
     return KernelClasses(tuple(own))
 
 
 def _pattern(name: str, pattern: str, where: str) -> tuple[KernelClass, str]:
-    if name.strip() not in {str(known) for known in KernelClass}:
+    if name.strip() not in {str(kernel_class) for kernel_class in KernelClass}:
         raise SelectionError(f"{where}: {name!r:.40} is not a kernel class; expected one of {_CLASSES}")
     try:
         check_pattern(pattern, any_case=True)
@@ -375,5 +364,6 @@ def _read(path: Path) -> Mapping[str, Sequence[str]]:
 
     content = read_mapping(path, "communication: [my_all_reduce]")
     return {
-        str(name): [str(one) for one in (many if isinstance(many, list) else [many])] for name, many in content.items()
+        str(name): [str(pattern) for pattern in (many if isinstance(many, list) else [many])]
+        for name, many in content.items()
     }

@@ -235,7 +235,7 @@ class TestRealNoise:
         factor[:, 1, :, :, 8:, 2] = 1.4
         profile = profile_computes(table_of(disturbed(replay, factor)))
         assert np.argwhere(self.named(profile)).tolist() == [[1, 2]]
-        assert np.argwhere(profile.on[1, :, 2]).ravel().tolist() == list(range(8, 24)), "and it says since when"
+        assert np.argwhere(profile.slow_steps[1, :, 2]).ravel().tolist() == list(range(8, 24)), "and it says since when"
 
 
 class TestGrids:

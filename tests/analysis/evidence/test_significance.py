@@ -47,7 +47,7 @@ class TestWhen:
     def test_the_steps_are_found_and_described_in_the_simplest_way(self, on, words):
         found = one_slow_at(on)
         assert np.flatnonzero(found.significant(SMALLEST)).tolist() == [2]
-        assert found.on[2].tolist() == on.tolist()
+        assert found.slow[2].tolist() == on.tolist()
         assert (found.period[2], found.since[2], found.until[2]) == words
         assert found.level[2] == pytest.approx(0.4, abs=0.01)
 
@@ -56,7 +56,7 @@ class TestWhen:
         series[0, 8:] += 0.5
         found = episodes_of(np.concatenate([series, -series]), 2)
         assert found.significant(SMALLEST).tolist() == [True, False]
-        assert np.flatnonzero(found.on[0]).tolist() == list(range(8, 16))
+        assert np.flatnonzero(found.slow[0]).tolist() == list(range(8, 16))
 
     @pytest.mark.parametrize("since", [36, 60, 72])
     def test_of_two_peers_that_both_stall_at_times_one_is_slow_since_a_step(self, since):
@@ -79,7 +79,7 @@ class TestWhen:
         series = np.concatenate([0.3 + scatter, -0.3 - scatter])[None]
         found = episodes_of(np.concatenate([series, -series]), 2)
         assert found.significant(SMALLEST).tolist() == [True, True]
-        assert found.on.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
+        assert found.slow.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
         assert found.level == pytest.approx([0.3, 0.3], abs=0.005)
 
     def test_of_two_peers_that_are_slow_in_turn_with_pauses_between_each_is_slow_in_its_steps(self):

@@ -78,7 +78,7 @@ BESIDE = {
     "the end of the clock": (ClockKeeper, "close"),
     "the first launcher": (ClockKeeper, "_claim"),
     "what runs beside the command": (launcher, "_await"),
-    "the sign of life": (launcher._Beside, "_beat"),
+    "the sign of life": (launcher._SideTasks, "_beat"),
     "hang detection": (HangWatcher, "tick"),
     "watched processes": (Departures, "follow"),
     "its start": (library, "_hang_watcher"),
@@ -120,7 +120,7 @@ def test_a_clock_that_cannot_be_served_costs_a_line(tmp_path, monkeypatch, capsy
 
     (tmp_path / "launcher-elsewhere-1.running").touch()
     monkeypatch.setattr(launchers.threading.Thread, "start", refuse)
-    beside = launcher._Beside(tmp_path, announce(tmp_path), ClockKeeper(tmp_path), {})
+    beside = launcher._SideTasks(tmp_path, announce(tmp_path), ClockKeeper(tmp_path), {})
     for _ in range(2):
         assert not beside.tick()
         beside.clocks._due = 0

@@ -81,7 +81,7 @@ def sink(monkeypatch):
     monkeypatch.setattr(spans, "_under_collect", True)
     spans.attach(made)
     yield made
-    spans.attach(spans.NOBODY)
+    spans.attach(spans.NO_SINK)
 
 
 def test_spans_are_no_ops_outside_collect():
