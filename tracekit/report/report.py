@@ -25,7 +25,8 @@ from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
-from tracekit.base.text import short
+from tracekit.base.quantities import ROUNDING, Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
+from tracekit.base.text import counted, short
 from tracekit.report import questions
 from tracekit.report.conclusions import (
     SMALLEST_ALARMING_SHARE,
@@ -56,7 +57,6 @@ from tracekit.report.tables import (
     MarkedStep,
     Maybe,
     MethodUsed,
-    Number,
     OfLabel,
     OfRank,
     OfStep,
@@ -147,12 +147,12 @@ class Report(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     trust: Trust
     step_time_s: Times
-    slowdown: Number
-    slowdown_error: Number
-    waste: Number
+    slowdown: Slowdown | None
+    slowdown_error: Seconds | None
+    waste: AtMostOne | None
     straggling: bool
-    wasted_gpu_hours: Number
-    wasted_gpu_hours_per_day: Number
+    wasted_gpu_hours: Amount | None
+    wasted_gpu_hours_per_day: Amount | None
     assumptions: list[str]
     findings: list[Finding] = msgspec.field(name="causes")
     fixes: list[Fix]
@@ -199,22 +199,22 @@ class Report(Struct, frozen=True, kw_only=True):
     gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
     metrics: Maybe[MetricsInReport] = UNSET
     run: Maybe[RunVerdict] = UNSET
-    step_s: Maybe[float] = UNSET
-    length_s: Maybe[float] = UNSET
-    replayed_s: Maybe[float | None] = UNSET
-    generation_s: Maybe[float | None] = UNSET
-    trainer_wait_s: Maybe[float | None] = UNSET
-    staleness: Maybe[int | None] = UNSET
+    step_s: Maybe[Seconds] = UNSET
+    length_s: Maybe[Seconds] = UNSET
+    replayed_s: Maybe[Seconds | None] = UNSET
+    generation_s: Maybe[Seconds | None] = UNSET
+    trainer_wait_s: Maybe[Number] = UNSET
+    staleness: Maybe[Count | None] = UNSET
     phases: Maybe[list[PhaseTime]] = UNSET
-    unaccounted_s: Maybe[float | None] = UNSET
+    unaccounted_s: Maybe[Number] = UNSET
     flagged: Maybe[str | None] = UNSET
     doubt: Maybe[str | None] = UNSET
     losses: Maybe[list[LossTime]] = UNSET
     leading: Maybe[Loss | None] = UNSET
     generation: Maybe[Generation | None] = UNSET
     what_if: Maybe[list[Price]] = UNSET
-    left_out: Maybe[list[int]] = UNSET
-    restarts: Maybe[list[int]] = UNSET
+    left_out: Maybe[list[Ordinal]] = UNSET
+    restarts: Maybe[list[Ordinal]] = UNSET
     unlike: Maybe[Unlike | None] = UNSET
     sides: Maybe[Sides | None] = UNSET
     tools: Maybe[ToolsBound | None] = UNSET
@@ -398,8 +398,6 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
 
 
-#: Shares are at most 1, but for rounding.
-_ROUNDING = 1e-6
 #: What a terminal may obey; lines and tabs are harmless.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: Fields with names as they were recorded or typed, which every renderer escapes, and structs whose names are ours.
@@ -451,26 +449,14 @@ def decoded(content: bytes, name: str) -> Report:
 
 
 def _impossible(report: Report) -> Iterator[str]:
-    """Yield the figures and texts that no job can have, in words."""
-    mean, verdict, run = report.step_time_s, report.verdict, report.run or None
-    times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
-    times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
-    for name, values in times.items():
-        if (smallest := min(values)) < 0:
-            yield f"{name} of {smallest:g} s"
-    slowdowns = {"S": report.slowdown} | {f"S of worker {row.worker}": row.slowdown for row in report.by_worker or ()}
-    for name, slowdown in slowdowns.items():
-        if slowdown is not None and slowdown <= 0:
-            yield f"{name} = {slowdown:g}"
-    shares = {"a lost share": verdict.share, "a confidence": verdict.confidence or 0.0}
-    shares |= {f"a confidence of {finding.kind}": finding.confidence for finding in report.findings}
-    shares |= {f"a confidence of the fix {fix.kind}": fix.confidence or 0.0 for fix in report.fixes}
-    if run is not None:
-        shares |= {"a lost share of the run": run.lost_share, "a covered share of the run": run.covered_share}
-    for name, share in shares.items():
-        if not -_ROUNDING <= share <= 1 + _ROUNDING:
-            yield f"{name} of {share:.0%}"
-    yield from _mismatched(report)
+    """Yield what no job can have although each figure by itself is in its range, in words."""
+    for name, figure, expected in _equal(report):
+        if not math.isclose(figure, expected, rel_tol=ROUNDING):
+            yield f"{name} = {figure:g} instead of {expected:g}"
+    for name, figure, most in _bounded(report):
+        if figure > most * (1 + ROUNDING):
+            yield f"{name} = {figure:g} of at most {most:g}"
+    yield from _unmatched(report)
     for text, is_name in _texts(report):
         if len(text) > _LONGEST_TEXT:
             yield f"a text of {len(text):,} characters, {text[:20]!r}"
@@ -478,24 +464,67 @@ def _impossible(report: Report) -> Iterator[str]:
             yield f"a text with the control character {control[0]!r}, {text[:20]!r}"
 
 
-def _mismatched(report: Report) -> Iterator[str]:
-    """Yield figures that contradict each other, and what refers to something that is not in the report, in words."""
-    causes, answer, mean = len(report.findings), report.answer, report.step_time_s
-    if report.slowdown is not None and not math.isclose(report.slowdown * mean.ideal, mean.original, rel_tol=_ROUNDING):
-        yield f"S = {report.slowdown:g} of steps of {mean.original:g} s that would take {mean.ideal:g} s"
+def _equal(report: Report) -> Iterator[tuple[str, float, float]]:
+    """Yield figures in words, and what they are equal to in every report."""
+    mean, slowdown, whole_s = report.step_time_s, report.slowdown, _whole_s(report)
+    if slowdown is not None:
+        yield "S x ideal", slowdown * mean.ideal, mean.original
+        yield "1 - waste", 1 - (report.waste or 0.0), 1 / slowdown
+    for account in report.answer.accounts:
+        yield f"share x step of {account.kind}", account.share * whole_s, account.cost_s * report.steps_in_whole
+    for fix in report.fixes:
+        if fix.new_step_s is not None and fix.saved_s is not None:
+            yield f"new_step_s + saved_s of {fix.kind}", fix.new_step_s + fix.saved_s, whole_s
+
+
+def _whole_s(report: Report) -> float:
+    """The step that losses and savings are a part of: of a pipeline, only they tell, as it includes stalls between
+    steps, and as causes can follow from a few of the steps.
+    """
+    verdict = report.verdict
+    if report.job.source != "pipeline":
+        return report.step_time_s.recorded
+    if verdict.share > 0:
+        return verdict.lost_s / verdict.share
+    sums = ((fix.new_step_s or 0.0) + fix.saved_s for fix in report.fixes if fix.saved_s is not None)
+    return next(sums, report.step_time_s.recorded)
+
+
+def _bounded(report: Report) -> Iterator[tuple[str, float, float]]:
+    """Yield figures in words, and what they are at most in every report. A step may lose more than it takes."""
+    mean, verdict = report.step_time_s, report.verdict
+    longest_s = max(_whole_s(report), mean.recorded, mean.original)
+    for name, given_back in (("m_w", report.m_w), ("m_s", report.m_s)):
+        yield f"{name} x waste", (given_back or 0.0) * (report.waste or 0.0), 1.0
+    yield "seconds lost of a step", max(verdict.lost_s, verdict.headline_s), longest_s
+    for loss in verdict.losses:
+        yield f"seconds lost to {loss.kind} of a step", max(loss.lost_s, loss.explained_s), longest_s
+    for finding in report.findings:
+        yield f"seconds that {finding.kind} costs of a step", max(finding.saved_s, finding.alone_s), longest_s
+    for row in report.by_step:
+        yield f"seconds lost in step {row.step}", row.lost_s or 0.0, longest_s * len(report.by_step)
+    for question in report.questions:
+        yield f"seconds that {short(question.question)} saves of a step", question.saved_s, longest_s
+
+
+def _unmatched(report: Report) -> Iterator[str]:
+    """Yield what lacks its counterpart in the report, in words."""
+    causes, answer, verdict, fixes = len(report.findings), report.answer, report.verdict, len(report.fixes)
     if not report.by_step:
         yield "a report without a step"
+    if (verdict.lost_s > 0) != (verdict.share > 0) or (verdict.lost_s > 0 and not verdict.losses):
+        yield f"{verdict.lost_s:g} s lost, {verdict.share:.0%} of the time, of {counted(len(verdict.losses), 'kind')}"
     if {len(answer.causes), len(answer.places)} != {causes}:
         yield f"an answer on {len(answer.causes)} causes at {len(answer.places)} places, and {causes} causes"
     workers = report.by_worker or []
-    cells = len({row.dp_rank for row in workers}) * len({row.pp_rank for row in workers})
-    if len({row.worker for row in workers}) != cells:
+    cells = len({row.dp_rank for row in workers}) * (1 + max((row.pp_rank for row in workers), default=-1))
+    if len(mapped := {row.worker for row in workers}) != cells or not mapped.issuperset(report.slowest_workers or ()):
         yield f"a map of {cells} workers, {len(workers)} of which have a figure"
-    named = [cause for loss in report.verdict.losses for cause in loss.causes]
-    if not all(0 <= cause < causes for cause in named):
+    named = [cause for loss in verdict.losses for cause in loss.causes]
+    if not all(cause < causes for cause in named):
         yield f"losses by the causes {named} of {causes}"
-    if not 0 <= (first := report.verdict.first_fix or 0) < max(len(report.fixes), 1):
-        yield f"a first fix {first} of {len(report.fixes)}"
+    if verdict.first_fix is not None and verdict.first_fix >= fixes:
+        yield f"a first fix {verdict.first_fix} of {fixes}"
     for section in (*report.overview, *report.asked, *report.sections):
         if not section.is_whole:
             yield f"a section {section.title!r:.40} whose parts do not fit together"
