@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -46,6 +47,28 @@ def test_a_file_becomes_a_page(sent: Path, tmp_path: Path) -> None:
     assert text == (tmp_path / "page.html").read_text("utf-8")
     assert "rank 9 on host-0001" in text
     assert text.count('<rect class="level') == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("report.json", lambda content: json.dumps(content, indent=2).encode()),
+        ("report.json", lambda content: json.dumps(content, sort_keys=True).encode()),
+        ("report.json", lambda content: b"\xef\xbb\xbf" + json.dumps(content).encode()),
+        ("report.json.gz", lambda content: gzip.compress(json.dumps(content).encode())),
+        ("report.json.gz", lambda content: gzip.compress(json.dumps(content, indent=2, sort_keys=True).encode())),
+    ],
+)
+def test_a_report_is_read_as_any_program_writes_json(name: str, written: Any, sent: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(written(json.loads(sent.read_text())))
+    ran = run(tmp_path / name)
+    assert (ran.code, ran.out) == (0, run("whatif", sent).out)
+
+
+def test_json_in_which_only_a_part_is_a_report_is_none(sent: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text(json.dumps({"answer": json.loads(sent.read_text())}))
+    ran = run("whatif", tmp_path / "all.json")
+    assert (ran.code, "not JSON that tracekit reads" in ran.message) == (2, True)
 
 
 @pytest.mark.parametrize("option", [("--fix", "rank=9"), ("--bubbles",), ("--redact",), ("--by", "host")])
