@@ -32,7 +32,8 @@ from tests.outputs import SCHEMA_PAGE, report_schema, schema_page
 from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report, read_report
+from tracekit.report.report import COMMON_TABLES, PIPELINE_TABLES, REPORT_VERSION, Report
+from tracekit.report.report_file import read_report
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace, read_parquet
 

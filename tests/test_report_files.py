@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -46,6 +49,28 @@ def test_a_file_becomes_a_page(sent: Path, tmp_path: Path) -> None:
     assert text.count('<rect class="level') == 16
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("report.json", lambda content: json.dumps(content, indent=2).encode()),
+        ("report.json", lambda content: json.dumps(content, sort_keys=True).encode()),
+        ("report.json", lambda content: b"\xef\xbb\xbf" + json.dumps(content).encode()),
+        ("report.json.gz", lambda content: gzip.compress(json.dumps(content).encode())),
+        ("report.json.gz", lambda content: gzip.compress(json.dumps(content, indent=2, sort_keys=True).encode())),
+    ],
+)
+def test_a_report_is_read_as_any_program_writes_json(name: str, written: Any, sent: Path, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(written(json.loads(sent.read_text())))
+    ran = run(tmp_path / name)
+    assert (ran.code, ran.out) == (0, run("whatif", sent).out)
+
+
+def test_json_in_which_only_a_part_is_a_report_is_none(sent: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.json").write_text(json.dumps({"answer": json.loads(sent.read_text())}))
+    ran = run("whatif", tmp_path / "all.json")
+    assert (ran.code, "not JSON that tracekit reads" in ran.message) == (2, True)
+
+
 @pytest.mark.parametrize("option", [("--fix", "rank=9"), ("--bubbles",), ("--redact",), ("--by", "host")])
 def test_what_needs_the_trace_is_refused(option: tuple[str, ...], sent: Path) -> None:
     ran = run("whatif", sent, *option)
@@ -61,43 +86,75 @@ GRID: dict[str, Any] = {
 }  # fmt: skip
 
 
-def edited(**keys: Any) -> Any:
-    def change(content: dict[str, Any]) -> str:
-        return json.dumps({**content, **{key: {**content[key], **value} for key, value in keys.items()}})
+def put(content: Any, place: str, value: object) -> Any:
+    """The report with another value at a place such as `fixes.0.saved_s`, or without it for `...`."""
+    *outer, last = (int(key) if key.isdigit() else key for key in place.split("."))
+    holder = content
+    for key in outer:
+        holder = holder[key]
+    if value is ...:
+        del holder[last]
+    else:
+        holder[last] = value
+    return content
 
-    return change
+
+def edited(place: str, value: object) -> Callable[[dict[str, Any]], str]:
+    return lambda content: json.dumps(put(content, place, value))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda content: json.dumps({**content, "report_version": 2}),
-            "a report of version 2, and this tracekit reads",
-        ),
-        (
-            lambda content: json.dumps({**content, "report_version": 1}),
-            "a report of version 1, and this tracekit reads",
-        ),
+        (edited("report_version", 2), "a report of version 2, and this tracekit reads"),
+        (edited("report_version", 1), "a report of version 1, and this tracekit reads"),
         (lambda content: json.dumps(content)[:5000], "not whole JSON"),
-        (edited(verdict={"share": 4.0}), "a lost share of 400%, which no job can have: it was edited"),
-        (lambda content: json.dumps({**content, "slowdown": 0}), "S = 0, which no job can have: it was edited"),
-        (edited(answer={"headline": "x" * 5_000_000}), "a text of 5,000,000 characters, 'xxxxxxxxxxxxxxxxxxxx', which"),
-        (lambda content: json.dumps({**content, "by_step": []}), "a report without a step, which no job can have"),
-        (edited(answer={"places": []}), "an answer on 1 causes at 0 places, and 1 causes, which"),
-        (edited(verdict={"first_fix": 99}), "a first fix 99 of "),
         (
-            lambda content: json.dumps({**content, "sections": [GRID | {"values": [[0.1, 0.2]]}]}),
-            "a section 'loads' whose parts do not fit together",
+            edited("verdict.share", 4),
+            "not a report as tracekit writes it (Expected `float` <= 1.000001 - at `$.verdict",
         ),
-        (edited(step_time_s={"recorded": -1.0}), "a step time of -1 s, which no job can have: it was edited"),
-        (lambda content: json.dumps({**content, "slowdown": 7.5}), "S = 7.5 of steps of "),
+        (edited("job.gpus", -5), "not a report as tracekit writes it (Expected `int` >= 0 - at `$.job.gpus`)"),
+        (edited("by_step.0.step", 10**15), "not a report as tracekit writes it (Expected `int` <= 2147483647 - at `$."),
         (
-            edited(answer={"headline": "rank 9\x1b[2J is slow"}),
+            edited("step_time_s.recorded", -1.0),
+            "not a report as tracekit writes it (Expected `float` >= -1e-06 - at",
+        ),
+        (edited("slowdown", 0), "not a report as tracekit writes it (Expected `float` > 0.0 - at `$.slowdown`)"),
+        (
+            edited("slowdown", 7.5),
+            "S x ideal = 5.88139 instead of 1.10381, which no job can have: it was edited; print",
+        ),
+        (edited("waste", 4), "not a report as tracekit writes it (Expected `float` <= 1.000001 - at `$.waste`)"),
+        (edited("waste", 0.4), "1 - waste = 0.6 instead of 0.710434, which no job can have: it was edited"),
+        (edited("m_w", 4), "m_w x waste = 1.15826 of at most 1, which no job can have: it was edited"),
+        (
+            edited("answer.accounts.0.share", 4),
+            "share x step of bad-worker = 4.42899 instead of 0.34346, which",
+        ),
+        (
+            edited("causes.0.saved_s", 1e5),
+            "seconds that bad-worker costs of a step = 100000 of at most 1.10725, which no",
+        ),
+        (
+            edited("fixes.1.saved_s", 1e5),
+            "new_step_s + saved_s of shift-work-from-slow-worker = 100001 instead of 1.10725",
+        ),
+        (edited("by_step.0.lost_s", 1e4), "seconds lost in step 100 = 10000 of at most 13.287, which no job can have"),
+        (edited("verdict.share", 0), "0.34346 s lost, 0% of the time, of 1 kind, which no job can have"),
+        (edited("verdict.losses", []), "0.34346 s lost, 31% of the time, of 0 kinds, which no job can have"),
+        (edited("fixes", []), "a first fix 0 of 0, which no job can have"),
+        (edited("verdict.first_fix", 99), "a first fix 99 of 6, which no job can have"),
+        (edited("by_step", []), "a report without a step, which no job can have"),
+        (edited("by_worker.0.pp_rank", 7), "a map of 32 workers, 16 of which have a figure, which no job can have"),
+        (edited("answer.places", []), "an answer on 1 causes at 0 places, and 1 causes, which"),
+        (edited("sections", [GRID | {"values": [[0.1, 0.2]]}]), "a section 'loads' whose parts do not fit together"),
+        (edited("answer.headline", "x" * 5_000_000), "a text of 5,000,000 characters, 'xxxxxxxxxxxxxxxxxxxx', which"),
+        (
+            edited("answer.headline", "rank 9\x1b[2J is slow"),
             r"a text with the control character '\x1b', 'rank 9\x1b[2J is slow', which no job can have: it was edited",
         ),
         (lambda _: '{"report_version": 3, "job": ' + "[" * 100_000, "not whole JSON"),
-        (edited(trust={"trustworthy": "yes"}), "not a report as tracekit writes it"),
+        (edited("trust.trustworthy", "yes"), "not a report as tracekit writes it"),
     ],
 )
 def test_what_is_no_whole_report_of_this_version_is_refused_in_a_sentence(
@@ -107,6 +164,37 @@ def test_what_is_no_whole_report_of_this_version_is_refused_in_a_sentence(
     ran = run("whatif", tmp_path / "bad.json")
     assert (ran.code, ran.out) == (2, "")
     assert f"bad.json: {words}" in ran.message
+
+
+def places(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key and element of a report, with what is there."""
+    pairs = content.items() if isinstance(content, dict) else enumerate(content if isinstance(content, list) else [])
+    for key, value in pairs:
+        yield f"{place}{key}", value
+        yield from places(value, f"{place}{key}.")
+
+
+#: What a hand puts in the place of a value, by its type.
+EDITS: dict[type, tuple[Any, ...]] = {
+    **dict.fromkeys((int, float), (0, -1, 4, 1e15, 10**15, 1e300, None, ...)),
+    list: ([], ...),
+    dict: ({}, ...),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["slow_worker.parquet", pytest.param("gpu_slow_input", marks=pytest.mark.slow), "rl.jsonl"]
+)
+def test_a_report_edited_anywhere_is_refused_in_a_sentence_or_shown(name: str, tmp_path: Path) -> None:
+    trace = write(tmp_path / name, lines()) if name == "rl.jsonl" else SAMPLES / name
+    printed, edits = run("whatif", trace, "--json").out, Random(name)
+    leaves = [leaf for leaf in places(json.loads(printed)) if type(leaf[1]) in EDITS]
+    for place, value in edits.sample(leaves, 12):
+        (tmp_path / "edited.json").write_text(edited(place, edits.choice(EDITS[type(value)]))(json.loads(printed)))
+        written = ("--markdown", tmp_path / "report.md", "--html", tmp_path / "report.html")
+        for words in (written, ("--explain", "--full")):
+            ran = run("whatif", tmp_path / "edited.json", *words)
+            assert ran.code == 0 or (ran.code == 2 and ran.err.count("\n") == 1), (place, ran.err)
 
 
 def test_names_of_any_characters_are_read_and_shown_escaped(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tracekit.dashboards.figures.plots import plot as plot
     from tracekit.dashboards.trackers import log_to as log_to
     from tracekit.report.report import Report as Report
-    from tracekit.report.report import read_report as read_report
+    from tracekit.report.report_file import read_report as read_report
     from tracekit.sources.load import load as load
     from tracekit.sources.load import load_from_store as load_from_store
     from tracekit.sources.registry import job_of as job_of
@@ -40,7 +40,7 @@ _HOMES = {
     "load": "tracekit.sources.load",
     "load_from_store": "tracekit.sources.load",
     "Report": "tracekit.report.report",
-    "read_report": "tracekit.report.report",
+    "read_report": "tracekit.report.report_file",
     "card": "tracekit.dashboards.documents.card",
     "plot": "tracekit.dashboards.figures.plots",
     "log_to": "tracekit.dashboards.trackers",

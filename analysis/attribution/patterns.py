@@ -19,6 +19,7 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.numeric.arrays import Floats, Ints, number
 from tracekit.analysis.whatif.interventions import RECORDED
+from tracekit.base.quantities import Count, Finite, Number, Ordinal, Proportion
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class TimePattern(Struct, frozen=True):
     """
 
     shape: TimeShape
-    statistic: float | None
-    needed: float
-    since_step: int | None
-    period: int | None
-    slow_steps: tuple[int, ...]
+    statistic: Number
+    needed: Finite
+    since_step: Ordinal | None
+    period: Count | None
+    slow_steps: tuple[Ordinal, ...]
 
 
 class SpacePattern(Struct, frozen=True):
@@ -97,7 +98,7 @@ class SpacePattern(Struct, frozen=True):
     shape: SpaceShape
     workers: tuple[Worker, ...]
     host: str | None
-    stays: float | None
+    stays: Proportion | None
 
 
 def time_pattern(attribution: Attribution) -> TimePattern:
@@ -308,8 +309,8 @@ _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 class Stall(Struct, frozen=True, eq=False):
     """A step that took `extra_s` seconds longer than the usual one, most of it in `part`."""
 
-    step: int
-    extra_s: float
+    step: Ordinal
+    extra_s: Finite
     part: StallPart
 
 

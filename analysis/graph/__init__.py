@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tracekit.base.quantities import Count, Proportion
+
 
 class Posting(StrEnum):
     """Bounds of the start of a receive, from the loosest rule to the tightest.
@@ -30,5 +32,5 @@ class PostingRule(Struct, frozen=True):
     """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
 
     rule: Posting
-    obeyed: float
-    telling: int
+    obeyed: Proportion
+    telling: Count

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.base.quantities import Finite
 from tracekit.base.text import seconds
 
 #: Confidence level of the intervals.
@@ -333,9 +334,9 @@ def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
 class Estimate(Struct, frozen=True):
     """`value`, and its 90 % interval from `low` to `high`."""
 
-    value: float
-    low: float
-    high: float
+    value: Finite
+    low: Finite
+    high: Finite
 
     @property
     def words(self) -> str:

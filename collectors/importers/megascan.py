@@ -18,9 +18,10 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.base.errors import FormatError
+from tracekit.base.paths import read_whole
 from tracekit.base.stderr import say
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import read_whole, refuse_options
+from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.importers.sniff import MEGASCAN_FILE
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit

@@ -6,6 +6,7 @@ copies of stored files; lines that a shell takes as printed.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shlex
@@ -55,6 +56,24 @@ def unpacked(beginning: bytes) -> bytes:
         return zlib.decompressobj(wbits=31).decompress(beginning, len(beginning))
     except zlib.error:
         return b""
+
+
+def read_whole(path: Path, most: int, fewer: str) -> bytes:
+    """The content of a file, unpacked if it is gzipped.
+
+    Raises FormatError if it cannot be read, is damaged, or has more than `most` bytes, with the advice `fewer`.
+    """
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(2)[:2] == _GZIP
+            content = (gzip.GzipFile(fileobj=file) if packed else file).read(most + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # before OSError, which BadGzipFile is too
+        raise FormatError(f"{path}: its gzip stream is damaged ({error}); copy it again") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    if len(content) > most:
+        raise FormatError(f"{path}: unpacks to more than {most >> 20} MiB; {fewer}")
+    return content
 
 
 class Look:

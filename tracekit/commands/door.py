@@ -22,7 +22,7 @@ from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.paths import ADDRESSES, Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
-from tracekit.report.report import read_report
+from tracekit.report.report_file import read_report
 from tracekit.sources.load import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
 

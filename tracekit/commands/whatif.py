@@ -189,7 +189,8 @@ def whatif_command(
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
     from tracekit.analysis.job.job import ReportOptions, hardware_question, measured_steps
-    from tracekit.report.report import read_report, write_tables
+    from tracekit.report.report import write_tables
+    from tracekit.report.report_file import read_report
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()

@@ -15,9 +15,10 @@ from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.base.quantities import Amount, Count, Finite, Moment, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import runs, short
 from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
-from tracekit.report.tables import Maybe, Number
+from tracekit.report.tables import Maybe
 from tracekit.trace.model import Worker
 
 #: Parts of a rank that a fault of its machine can slow down; others are software or input.
@@ -37,19 +38,19 @@ UNEXPLAINED = "unexplained"
 class Trust(Struct, frozen=True):
     """Whether to believe the report."""
 
-    replay_error: Number
+    replay_error: Amount | None
     discrepancy: Number
     unexplained: Number
     trustworthy: bool
     reasons: list[str]
-    clamped_transfers: Maybe[int] = UNSET
-    clamped_delays: Maybe[int] = UNSET
+    clamped_transfers: Maybe[Count] = UNSET
+    clamped_delays: Maybe[Count] = UNSET
     notes: Maybe[list[str]] = UNSET
-    start_gap_p99_s: Maybe[dict[str, Number]] = UNSET
-    edges: Maybe[int] = UNSET
-    inferred_edges: Maybe[int] = UNSET
-    violations: Maybe[int] = UNSET
-    host_ahead_of_gpu_s: Maybe[dict[int, float]] = UNSET
+    start_gap_p99_s: Maybe[dict[str, Seconds | None]] = UNSET
+    edges: Maybe[Count] = UNSET
+    inferred_edges: Maybe[Count] = UNSET
+    violations: Maybe[Count] = UNSET
+    host_ahead_of_gpu_s: Maybe[dict[Ordinal, Finite]] = UNSET
 
 
 class Loss(Struct, frozen=True):
@@ -58,26 +59,26 @@ class Loss(Struct, frozen=True):
     """
 
     kind: LossKind
-    lost_s: float
-    causes: list[int]
-    explained_s: float
+    lost_s: Finite
+    causes: list[Count]
+    explained_s: Finite
 
 
 class LossParts(Struct, frozen=True):
     """What the loss that S measures consists of."""
 
-    lost_s: float
-    explained_s: float
-    noise_s: float
-    unexplained_s: float
-    error_s: float
+    lost_s: Finite
+    explained_s: Finite
+    noise_s: Finite
+    unexplained_s: Seconds
+    error_s: Seconds
 
 
 class CauseOfCulprit(Struct, frozen=True):
     """One cause on the rank that the others wait for."""
 
     cause: str
-    saved_s: float
+    saved_s: Finite
     evidence: str
     effect: str
     action: str
@@ -86,11 +87,11 @@ class CauseOfCulprit(Struct, frozen=True):
 class RankToBlame(Struct, frozen=True):
     """The rank that the others wait for."""
 
-    rank: int
+    rank: Ordinal
     host: str | None
-    saved_s: float
-    sole_delay_s: Number
-    waited_s: Number
+    saved_s: Finite
+    sole_delay_s: Seconds | None
+    waited_s: Seconds | None
     causes: list[CauseOfCulprit]
 
 
@@ -106,21 +107,21 @@ class Verdict(Struct, frozen=True):
 
     kind: LossKind
     label: str
-    headline_s: float
-    lost_s: float
-    share: float
-    lost_gpu_hours: float
-    lost_gpu_hours_per_day: float
+    headline_s: Seconds
+    lost_s: Seconds
+    share: Proportion
+    lost_gpu_hours: Amount
+    lost_gpu_hours_per_day: Amount
     sentence: str
-    confidence: float | None
+    confidence: Proportion | None
     losses: list[Loss]
     parts: LossParts
     of_mean_ops: bool
-    first_fix: int | None
+    first_fix: Count | None
     who: str | None
     cost: str | None
     action: str | None
-    exposed_communication_s: Maybe[float] = UNSET
+    exposed_communication_s: Maybe[Seconds] = UNSET
     culprit: Maybe[RankToBlame | None] = UNSET
 
 
@@ -136,7 +137,7 @@ class EvidenceFigure(Struct, frozen=True):
 
     name: str
     value: Number
-    needed: float
+    needed: Finite
     unit: Unit
     words: str
 
@@ -159,17 +160,17 @@ class Finding(Struct, frozen=True):
     title: str
     where: Place
     where_text: str
-    since_step: int | None
+    since_step: Ordinal | None
     when: str
     time: TimePattern | None
     signature: str
     effect: str
     evidence: tuple[EvidenceFigure, ...]
-    confidence: float
-    saved_s: float
-    alone_s: float
+    confidence: Proportion
+    saved_s: Finite
+    alone_s: Finite
     bound: bool
-    saved_when_acting_s: float | None
+    saved_when_acting_s: Number
     refuted_by: str
     next_check: str
     suggested_fix: str
@@ -197,19 +198,19 @@ class Fix(Struct, frozen=True):
     title: str
     where: Place
     where_text: str
-    new_step_s: float | None
-    saved_s: float | None
-    saved_gpu_hours_per_day: float | None
-    error_s: float
+    new_step_s: Number
+    saved_s: Number
+    saved_gpu_hours_per_day: Number
+    error_s: Seconds
     bound: bool
     withheld: str | None
     assumes: str | None
     cause: str | None
-    confidence: float | None
+    confidence: Proportion | None
     edit: str | None
     details: dict[str, Any]
     saves_step_s: Estimate | None
-    unprofiled_step_s: float | None
+    unprofiled_step_s: Seconds | None
 
     @property
     def worth_s(self) -> float:
@@ -234,14 +235,14 @@ class CauseInWords(Struct, frozen=True):
     why: str
     check: str
     fix: str | None
-    ranks: tuple[int, ...]
+    ranks: tuple[Ordinal, ...]
     hosts: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
-    cost_s: float
-    share: float
-    confidence: float
-    first_step: int | None
-    saved_gpu_hours_per_day: float | None
+    cost_s: Seconds
+    share: Amount
+    confidence: Proportion
+    first_step: Ordinal | None
+    saved_gpu_hours_per_day: Number
     metrics: Maybe[str] = UNSET
     code: Maybe[str] = UNSET
 
@@ -254,15 +255,15 @@ class Culprit(Struct, frozen=True):
     since when, None if from the beginning. `hardware`: whether the recording shows that its machine is at fault.
     """
 
-    rank: int | None
-    dp_rank: int | None
-    pp_rank: int | None
+    rank: Ordinal | None
+    dp_rank: Ordinal | None
+    pp_rank: Ordinal | None
     host: str | None
     gpu_uuid: str | None
     part: str
-    cost_s: float
-    confidence: float
-    first_step: int | None
+    cost_s: Seconds
+    confidence: Proportion
+    first_step: Ordinal | None
     hardware: bool
 
     @property
@@ -412,21 +413,21 @@ class RunCause(Struct, frozen=True):
 
     kind: LossKind | None
     cause: str
-    ranks: tuple[int, ...]
+    ranks: tuple[Ordinal, ...]
     hosts: tuple[str, ...]
-    lost_s: float
-    lost_share: float
-    gpu_hours_lost: float
-    first_step: int | None
-    last_step: int | None
-    since: float | None
-    until: float | None
+    lost_s: Seconds
+    lost_share: Proportion
+    gpu_hours_lost: Amount
+    first_step: Ordinal | None
+    last_step: Ordinal | None
+    since: Moment | None
+    until: Moment | None
     state: State
-    windows: int
-    worst_window: int
-    worst_share: float
-    redone_s: float
-    clear_windows: int = 0
+    windows: Count
+    worst_window: Count
+    worst_share: Proportion
+    redone_s: Seconds
+    clear_windows: Count = 0
     do: str | None = None
 
     @property
@@ -446,19 +447,19 @@ class RunVerdict(Struct, frozen=True):
     It is a ledger: its causes add up to what the windows lost, and they are rows of the bill.
     """
 
-    first_step: int
-    last_step: int
-    windows: int
-    wall_s: float
-    covered_share: float
-    recorded_s: float
-    lost_s: float
-    lost_share: float
-    gpu_hours_lost: float
+    first_step: Ordinal
+    last_step: Ordinal
+    windows: Count
+    wall_s: Seconds
+    covered_share: Proportion
+    recorded_s: Seconds
+    lost_s: Seconds
+    lost_share: Proportion
+    gpu_hours_lost: Amount
     causes: Sequence[RunCause]
     ended: str | None
     notes: Sequence[str]
-    of_windows: int | None = None
+    of_windows: Count | None = None
 
     @property
     def alarming(self) -> tuple[RunCause, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from tracekit.base.quantities import Count, Finite, Ordinal, Seconds
 from tracekit.base.text import MOST_CONFIDENT, seconds
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Worker
@@ -38,9 +39,9 @@ def kind_words(kind: str) -> str:
 class Link(Struct, frozen=True, order=True):
     """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
 
-    dp_rank: int
-    pp_rank: int
-    next_pp_rank: int
+    dp_rank: Ordinal
+    pp_rank: Ordinal
+    next_pp_rank: Ordinal
 
     @property
     def ends(self) -> tuple[Worker, Worker]:
@@ -59,13 +60,13 @@ class Place(Struct, frozen=True):
     """
 
     workers: tuple[Worker, ...] = ()
-    ranks: tuple[int, ...] = ()
-    pp_ranks: tuple[int, ...] = ()
-    dp_ranks: tuple[int, ...] = ()
+    ranks: tuple[Ordinal, ...] = ()
+    pp_ranks: tuple[Ordinal, ...] = ()
+    dp_ranks: tuple[Ordinal, ...] = ()
     links: tuple[Link, ...] = ()
     host: str | None = None
-    steps: tuple[int, ...] = ()
-    chunks: tuple[int, ...] = ()
+    steps: tuple[Ordinal, ...] = ()
+    chunks: tuple[Count, ...] = ()
 
     def __str__(self) -> str:
         parts = []
@@ -144,8 +145,8 @@ class Spent(Struct, frozen=True):
     name: str
     where: str
     names: tuple[str, ...]
-    count: int
-    seconds: float
+    count: Count
+    seconds: Seconds
     cannot_tell: str | None = None
 
 
@@ -156,10 +157,10 @@ class SeenOnce(Struct, frozen=True):
     `of_steps`: how many there are in all.
     """
 
-    steps: tuple[int, ...]
-    lost_s: tuple[float, ...]
-    others_s: float
-    of_steps: int
+    steps: tuple[Ordinal, ...]
+    lost_s: tuple[Finite, ...]
+    others_s: Finite
+    of_steps: Count
 
     @property
     def words(self) -> str:

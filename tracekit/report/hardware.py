@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.base.quantities import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Spent
@@ -27,7 +28,7 @@ class NamedTime(Struct, frozen=True):
     """Time of what a name says. `where`: the innermost line of Python outside of torch, "" if unknown."""
 
     name: str
-    seconds: float
+    seconds: Seconds
     where: str = ""
 
 
@@ -35,16 +36,16 @@ class IdleTime(Struct, frozen=True):
     """Idle time of one reason (`IdleReason`), in so many gaps between GPU ops. `names`: longest first."""
 
     reason: str
-    seconds: float
-    gaps: int
+    seconds: Seconds
+    gaps: Count
     names: tuple[NamedTime, ...]
 
 
 class BeforeFirst(Struct, frozen=True):
     """The time before the first GPU op, by what the thread did that launched it."""
 
-    seconds: float
-    by_reason: dict[str, float]
+    seconds: Seconds
+    by_reason: dict[str, Seconds]
     names: tuple[NamedTime, ...]
 
 
@@ -52,10 +53,10 @@ class KernelTime(Struct, frozen=True):
     """GPU ops of one name. `occupancy`: mean share of the threads of the card, by time, None if not recorded."""
 
     name: str
-    count: int
-    seconds: float
+    count: Count
+    seconds: Seconds
     of_class: str = msgspec.field(name="class")
-    occupancy: float | None = None
+    occupancy: Proportion | None = None
 
 
 class ShapeTime(Struct, frozen=True):
@@ -66,19 +67,19 @@ class ShapeTime(Struct, frozen=True):
 
     dims: str
     dtype: str
-    count: int
-    seconds: float
-    flops_s: float | None = None
-    bytes_s: float | None = None
-    roofline_s: float | None = None
+    count: Count
+    seconds: Seconds
+    flops_s: Amount | None = None
+    bytes_s: Amount | None = None
+    roofline_s: Seconds | None = None
 
 
 class OpTime(Struct, frozen=True):
     """GPU time of what an innermost operator launched. `module`: the nn.Module with most of it, None if unknown."""
 
     name: str
-    gpu_ops: int
-    seconds: float
+    gpu_ops: Count
+    seconds: Seconds
     module: str | None
     shapes: tuple[ShapeTime, ...]
 
@@ -89,10 +90,10 @@ class Synchronisation(Struct, frozen=True):
     call: str
     op: str | None
     where: str
-    count: int
-    blocked_s: float
-    idle_after_s: float
-    saves_s: float | None = None
+    count: Count
+    blocked_s: Seconds
+    idle_after_s: Seconds
+    saves_s: Number = None
 
 
 class Transfer(Struct, frozen=True):
@@ -100,35 +101,35 @@ class Transfer(Struct, frozen=True):
 
     kind: str
     pageable: bool
-    count: int
-    bytes: int
-    seconds: float
-    exposed_s: float
+    count: Count
+    bytes: Count
+    seconds: Seconds
+    exposed_s: Seconds
 
 
 class Launches(Struct, frozen=True):
     """Calls that launched GPU ops, and kernels shorter than 10 microseconds."""
 
-    calls: int
-    call_s: float
-    short_kernels: int
-    short_s: float
-    kernels: int
-    kernel_s: float
+    calls: Count
+    call_s: Seconds
+    short_kernels: Count
+    short_s: Seconds
+    kernels: Count
+    kernel_s: Seconds
 
 
 class MarkedSteps(Struct, frozen=True):
     """Steps that the profiler marked; `mean_s` None if there are none."""
 
-    count: int
-    mean_s: float | None
+    count: Count
+    mean_s: Seconds | None
 
 
 class MemoryPoint(Struct, frozen=True):
     """Bytes that torch's allocator has given out, seconds after the recording began."""
 
-    seconds: float
-    bytes: int
+    seconds: Seconds
+    bytes: Count
 
 
 class MemoryTimes(Struct, frozen=True):
@@ -136,8 +137,8 @@ class MemoryTimes(Struct, frozen=True):
     most of each interval of the recording in which it changed.
     """
 
-    peak_bytes: int
-    reserved_bytes: int
+    peak_bytes: Count
+    reserved_bytes: Count
     points: tuple[MemoryPoint, ...]
 
 
@@ -146,15 +147,15 @@ class GpuTimes(Struct, frozen=True):
     (`span_s`), of which it is busy or idle; and what is before and after.
     """
 
-    rank: int
-    recording_s: float
-    span_s: float
-    busy_s: float
-    idle_s: float
-    after_last_s: float
+    rank: Ordinal
+    recording_s: Seconds
+    span_s: Seconds
+    busy_s: Seconds
+    idle_s: Seconds
+    after_last_s: Seconds
     before_first: BeforeFirst
     idle_by_reason: tuple[IdleTime, ...]
-    idle_opened_by: dict[str, float]
+    idle_opened_by: dict[str, Seconds]
     kernels: tuple[KernelTime, ...]
     ops: tuple[OpTime, ...]
     synchronisations: tuple[Synchronisation, ...]
@@ -173,10 +174,10 @@ class Unprofiled(Struct, frozen=True):
     one operator. `how`: how that was found out.
     """
 
-    profiled_step_s: float
+    profiled_step_s: Seconds
     step_s: Estimate
-    overhead_s: float
-    per_operator_s: float
+    overhead_s: Finite
+    per_operator_s: Seconds
     how: str
 
 
@@ -191,10 +192,10 @@ class GpuFinding(Struct, frozen=True):
     name: str
     where: str
     names: tuple[str, ...]
-    count: int
-    seconds: float
-    share: float
-    saves_s: float | None
+    count: Count
+    seconds: Seconds
+    share: Amount
+    saves_s: Number
     saves_step_s: Estimate | None
     action: str
     cannot_tell: str | None
@@ -295,10 +296,10 @@ _MOST_ROWS, _MOST_OF_REASON, _WIDEST = 8, 2, 50
 class OtherStep(Struct, frozen=True):
     """A step, seconds: as it is `now`, and as it would be, with a 90 % interval."""
 
-    now: float
-    value: float
-    low: float
-    high: float
+    now: Seconds
+    value: Seconds
+    low: Seconds
+    high: Seconds
 
 
 class OtherStepTime(OtherStep, frozen=True):
@@ -319,22 +320,22 @@ class ScaledKind(Struct, frozen=True):
 
     kind: str
     tier: Literal["shapes", "class", "roofline", "unchanged"]
-    share: float
-    factor: float
+    share: Proportion
+    factor: Amount
 
 
 class MemoryOfGpu(Struct, frozen=True):
     """GB that the job reserves, and that the card has; None if unknown."""
 
-    needed: float | None
-    has: float | None
+    needed: Amount | None
+    has: Amount | None
 
 
 class Balanced(Struct, frozen=True):
     """The same GPUs with the batch shared out by speed. `shares`: of each replica, 1 for an equal share."""
 
-    step_time_s: float
-    shares: dict[str, float]
+    step_time_s: Seconds
+    shares: dict[str, Amount]
 
 
 class OnGpu(Struct, frozen=True, kw_only=True, tag="card", tag_field="about"):
@@ -347,7 +348,7 @@ class OnGpu(Struct, frozen=True, kw_only=True, tag="card", tag_field="about"):
     selection: str | None
     precision: str | None
     step_time_s: OtherStepTime
-    speedup: float
+    speedup: Amount
     tiers: list[ScaledKind]
     fits: bool | None
     memory_gb: MemoryOfGpu
@@ -448,12 +449,12 @@ class Band(Struct, frozen=True):
     """
 
     unit: str
-    time: list[float]
-    own: list[float | None]
-    low: list[float | None]
-    high: list[float | None]
-    from_s: float = msgspec.field(name="from")
-    to_s: float = msgspec.field(name="to")
+    time: list[Finite]
+    own: list[Number]
+    low: list[Number]
+    high: list[Number]
+    from_s: Finite = msgspec.field(name="from")
+    to_s: Finite = msgspec.field(name="to")
 
 
 class MetricTest(Struct, frozen=True, kw_only=True):
@@ -467,15 +468,15 @@ class MetricTest(Struct, frozen=True, kw_only=True):
     host: str
     part: str
     verdict: MetricVerdict
-    shows: float
+    shows: Finite
     sentence: str
     device: str | None = None
     mechanism: MechanismName | None = None
     metric: str | None = None
-    predicts: float | None = None
-    interval: list[float] | None = None
-    sampling_s: float | None = None
-    samples: int | None = None
+    predicts: Number = None
+    interval: list[Finite] | None = None
+    sampling_s: Seconds | None = None
+    samples: Count | None = None
     basis: str | None = None
     missing: tuple[str, ...] = ()
     reason: str | None = None
@@ -489,7 +490,7 @@ class MetricsInReport(Struct, frozen=True):
 
     source: str
     tests: list[MetricTest]
-    dropped: int = 0
+    dropped: Count = 0
     problem: str | None = None
 
     @property

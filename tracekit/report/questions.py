@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 from msgspec import Struct
 
+from tracekit.base.quantities import Amount, AtMostOne, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import cut, printable, seconds
 from tracekit.report.conclusions import Fix
 from tracekit.report.tables import Table, frame_of
@@ -47,11 +48,11 @@ class Question(Struct, frozen=True):
     """
 
     question: str
-    ops: int
-    step_time_s: float
-    saved_s: float
-    error_s: float
-    saved_gpu_hours_per_day: float
+    ops: Count
+    step_time_s: Seconds
+    saved_s: Finite
+    error_s: Seconds
+    saved_gpu_hours_per_day: Finite
 
 
 class ByLabel(Struct, frozen=True):
@@ -108,7 +109,7 @@ class Idle(Struct, frozen=True):
 
     place: PlaceOfIdle
     reason: ReasonOfIdle
-    idle_s: float
+    idle_s: Seconds
 
 
 class IdleOfStage(Struct, frozen=True):
@@ -116,8 +117,8 @@ class IdleOfStage(Struct, frozen=True):
 
     place: PlaceOfIdle
     reason: ReasonOfIdle
-    waits_for: int | None
-    idle_s: float
+    waits_for: Ordinal | None
+    idle_s: Seconds
 
 
 class StageBubbles(Struct, frozen=True):
@@ -125,11 +126,11 @@ class StageBubbles(Struct, frozen=True):
     microbatches whose activations it holds at any time.
     """
 
-    pp_rank: int
-    work_s: float
-    idle_s: float
-    usable_s: float
-    peak_microbatches: float
+    pp_rank: Ordinal
+    work_s: Seconds
+    idle_s: Seconds
+    usable_s: Seconds
+    peak_microbatches: Amount
     places: list[IdleOfStage]
 
 
@@ -137,7 +138,7 @@ class LostTo(Struct, frozen=True):
     """The part of the idle time that is due to one cause."""
 
     cause: CauseOfIdle
-    lost_s: float
+    lost_s: Seconds
 
 
 class PricedSchedule(Struct, frozen=True):
@@ -149,12 +150,12 @@ class PricedSchedule(Struct, frozen=True):
     """
 
     schedule: str
-    window_s: float | None
-    step_time_s: float | None
-    low_s: float | None
-    high_s: float | None
-    saved_s: float | None
-    peak_microbatches: list[float] | None
+    window_s: Seconds | None
+    step_time_s: Seconds | None
+    low_s: Number
+    high_s: Number
+    saved_s: Number
+    peak_microbatches: list[Amount] | None
     refused: str | None
     assumes: str | None
 
@@ -162,8 +163,8 @@ class PricedSchedule(Struct, frozen=True):
 class LeftOut(Struct, frozen=True):
     """A lane that is not part of the figures."""
 
-    step: int
-    dp_rank: int
+    step: Ordinal
+    dp_rank: Ordinal
 
 
 class Bubbles(Struct, frozen=True):
@@ -175,10 +176,10 @@ class Bubbles(Struct, frozen=True):
     All figures are seconds per lane (one DP rank in one step, all its stages), means over the lanes.
     """
 
-    window_s: float | None
-    work_s: float | None
-    idle_s: float | None
-    share: float | None
+    window_s: Seconds | None
+    work_s: Seconds | None
+    idle_s: Seconds | None
+    share: Proportion | None
     places: list[Idle]
     by_stage: list[StageBubbles]
     causes: list[LostTo]
@@ -214,34 +215,34 @@ class OverlapOfRank(Struct, frozen=True):
     have taken on the SMs that communication left it; null if the number of SMs is unknown.
     """
 
-    rank: int
-    compute_s: float
-    communication_s: float
-    both_s: float
-    exposed_s: float
-    hidden_share: float
-    efficiency: float
-    wait_s: float
+    rank: Ordinal
+    compute_s: Seconds
+    communication_s: Seconds
+    both_s: Seconds
+    exposed_s: Seconds
+    hidden_share: Proportion
+    efficiency: Proportion
+    wait_s: Seconds
     wait_basis: WaitBasis
-    sm_tax_at_most_s: float | None
+    sm_tax_at_most_s: Seconds | None
 
 
 class OverlapOfCollective(Struct, frozen=True):
     """The communication kernels of one name, all ranks together."""
 
     name: str
-    ops: int
-    seconds: float
-    exposed_s: float
-    wait_s: float
+    ops: Count
+    seconds: Seconds
+    exposed_s: Seconds
+    wait_s: Seconds
 
 
 class PhaseOps(Struct, frozen=True):
     """The GPU ops launched inside annotations of one name, such as "attn(F)", all ranks together."""
 
     phase: str
-    ops: int
-    seconds: float
+    ops: Count
+    seconds: Seconds
 
 
 class PhasePair(Struct, frozen=True):
@@ -249,7 +250,7 @@ class PhasePair(Struct, frozen=True):
 
     communication: str
     compute: str
-    seconds: float
+    seconds: Seconds
 
 
 class Overlap(Struct, frozen=True):
@@ -259,8 +260,8 @@ class Overlap(Struct, frozen=True):
     collectives: list[OverlapOfCollective]
     phases: list[PhaseOps]
     pairs: list[PhasePair]
-    gpu_ops: int
-    assigned_ops: int
+    gpu_ops: Count
+    assigned_ops: Count
 
 
 class LayerLoads(Struct, frozen=True):
@@ -269,11 +270,11 @@ class LayerLoads(Struct, frozen=True):
     `max_over_mean`: of the ranks. `deviation`: of `max_over_mean` over the steps.
     """
 
-    layer: int
-    tokens_by_rank: list[float]
-    tokens_by_expert: list[float] | None
-    max_over_mean: float
-    deviation: float
+    layer: Count
+    tokens_by_rank: list[Amount]
+    tokens_by_expert: list[Amount] | None
+    max_over_mean: Amount
+    deviation: Amount
 
 
 class LoadFit(Struct, frozen=True):
@@ -283,9 +284,9 @@ class LoadFit(Struct, frozen=True):
     """
 
     phase: str
-    base_s: float
-    per_token_s: float
-    r2: float
+    base_s: Finite
+    per_token_s: Finite
+    r2: AtMostOne
 
 
 class Rebalanced(Struct, frozen=True):
@@ -296,14 +297,14 @@ class Rebalanced(Struct, frozen=True):
     """
 
     plan: str
-    step_time_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    saved_s: float | None = None
-    error_s: float | None = None
-    dropped_share: float | None = None
+    step_time_s: Seconds | None = None
+    low_s: Number = None
+    high_s: Number = None
+    saved_s: Number = None
+    error_s: Seconds | None = None
+    dropped_share: Proportion | None = None
     placement: list[Placement] | None = None
-    chunks: int | None = None
+    chunks: Count | None = None
     unknown: str | None = None
 
 
@@ -311,10 +312,10 @@ class CauseOfImbalance(Struct, frozen=True):
     """Why ranks wait for each other in all-to-alls. `saved_s`: a step, with equal loads or without the late peer."""
 
     cause: ExpertCause
-    rank: int | None
-    expert: int | None
-    layers: list[int]
-    saved_s: float
+    rank: Ordinal | None
+    expert: Count | None
+    layers: list[Count]
+    saved_s: Finite
 
 
 class Experts(Struct, frozen=True):

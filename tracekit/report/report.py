@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,8 @@ import tracekit
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
+from tracekit.base.errors import OutputError, SelectionError, extra
+from tracekit.base.quantities import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
 from tracekit.base.text import short
 from tracekit.report import questions
 from tracekit.report.conclusions import (
@@ -32,7 +31,6 @@ from tracekit.report.conclusions import (
     Accused,
     Answer,
     CauseInWords,
-    EvidenceFigure,
     Finding,
     Fix,
     Patterns,
@@ -52,11 +50,9 @@ from tracekit.report.tables import (
     Correlation,
     Coverage,
     Kernels,
-    LegendEntry,
     MarkedStep,
     Maybe,
     MethodUsed,
-    Number,
     OfLabel,
     OfRank,
     OfStep,
@@ -65,10 +61,8 @@ from tracekit.report.tables import (
     Outline,
     Picture,
     Section,
-    SeriesLine,
     Table,
     Times,
-    UsualBand,
     WaitFor,
     csv_kind,
     frame_of,
@@ -147,12 +141,12 @@ class Report(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     trust: Trust
     step_time_s: Times
-    slowdown: Number
-    slowdown_error: Number
-    waste: Number
+    slowdown: Slowdown | None
+    slowdown_error: Seconds | None
+    waste: AtMostOne | None
     straggling: bool
-    wasted_gpu_hours: Number
-    wasted_gpu_hours_per_day: Number
+    wasted_gpu_hours: Amount | None
+    wasted_gpu_hours_per_day: Amount | None
     assumptions: list[str]
     findings: list[Finding] = msgspec.field(name="causes")
     fixes: list[Fix]
@@ -199,22 +193,22 @@ class Report(Struct, frozen=True, kw_only=True):
     gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
     metrics: Maybe[MetricsInReport] = UNSET
     run: Maybe[RunVerdict] = UNSET
-    step_s: Maybe[float] = UNSET
-    length_s: Maybe[float] = UNSET
-    replayed_s: Maybe[float | None] = UNSET
-    generation_s: Maybe[float | None] = UNSET
-    trainer_wait_s: Maybe[float | None] = UNSET
-    staleness: Maybe[int | None] = UNSET
+    step_s: Maybe[Seconds] = UNSET
+    length_s: Maybe[Seconds] = UNSET
+    replayed_s: Maybe[Seconds | None] = UNSET
+    generation_s: Maybe[Seconds | None] = UNSET
+    trainer_wait_s: Maybe[Number] = UNSET
+    staleness: Maybe[Count | None] = UNSET
     phases: Maybe[list[PhaseTime]] = UNSET
-    unaccounted_s: Maybe[float | None] = UNSET
+    unaccounted_s: Maybe[Number] = UNSET
     flagged: Maybe[str | None] = UNSET
     doubt: Maybe[str | None] = UNSET
     losses: Maybe[list[LossTime]] = UNSET
     leading: Maybe[Loss | None] = UNSET
     generation: Maybe[Generation | None] = UNSET
     what_if: Maybe[list[Price]] = UNSET
-    left_out: Maybe[list[int]] = UNSET
-    restarts: Maybe[list[int]] = UNSET
+    left_out: Maybe[list[Ordinal]] = UNSET
+    restarts: Maybe[list[Ordinal]] = UNSET
     unlike: Maybe[Unlike | None] = UNSET
     sides: Maybe[Sides | None] = UNSET
     tools: Maybe[ToolsBound | None] = UNSET
@@ -396,122 +390,3 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     """S with its error, as people read it."""
     value = math.nan if slowdown is None else slowdown
     return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
-
-
-#: Shares are at most 1, but for rounding.
-_ROUNDING = 1e-6
-#: What a terminal may obey; lines and tabs are harmless.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-#: Fields with names as they were recorded or typed, which every renderer escapes, and structs whose names are ours.
-_NAMES = frozenset(
-    {"name", "names", "op", "call", "value", "labels", "peer", "group", "host", "hosts", "device", "gpu", "gpu_uuid",
-     "gpu_uuids", "selection", "warnings", "question"}
-)  # fmt: skip
-_NAMED_BY_US = (Remark, EvidenceFigure, SeriesLine, UsualBand, LegendEntry)
-#: Texts have fewer characters: longer ones take a renderer minutes to wrap.
-_LONGEST_TEXT = 100_000
-
-
-class _Versioned(Struct, frozen=True):
-    """What reports of all versions have."""
-
-    report_version: int
-
-
-def read_report(source: str | os.PathLike[str] | bytes) -> Report:
-    """Read a report from a file, or from the bytes of one.
-
-    Raises FormatError for anything but a whole report of this version with possible figures.
-    """
-    name = "the report" if isinstance(source, bytes) else os.fsdecode(source)
-    try:
-        content = source if isinstance(source, bytes) else Path(name).read_bytes()
-    except OSError as error:
-        raise FormatError(f"{name}: cannot be read: {error.strerror or error}") from None
-    report = decoded(content, name)
-    if (problem := next(_impossible(report), None)) is not None:
-        raise FormatError(f"{name}: {problem}, which no job can have: it was edited; print it again with --json")
-    return report
-
-
-def decoded(content: bytes, name: str) -> Report:
-    """The report in `content`, called `name` in errors. Raises FormatError."""
-    try:
-        version = msgspec.json.decode(content, type=_Versioned).report_version
-        if version != REPORT_VERSION:
-            raise FormatError(
-                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
-                " trace again, with --json"
-            )
-        return msgspec.json.decode(content, type=Report)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
-
-
-def _impossible(report: Report) -> Iterator[str]:
-    """Yield the figures and texts that no job can have, in words."""
-    mean, verdict, run = report.step_time_s, report.verdict, report.run or None
-    times = {"a step time": (mean.recorded, mean.original, mean.ideal)}
-    times |= {f"a time of step {row.step}": (row.recorded_s, row.original_s, row.ideal_s) for row in report.by_step}
-    for name, values in times.items():
-        if (smallest := min(values)) < 0:
-            yield f"{name} of {smallest:g} s"
-    slowdowns = {"S": report.slowdown} | {f"S of worker {row.worker}": row.slowdown for row in report.by_worker or ()}
-    for name, slowdown in slowdowns.items():
-        if slowdown is not None and slowdown <= 0:
-            yield f"{name} = {slowdown:g}"
-    shares = {"a lost share": verdict.share, "a confidence": verdict.confidence or 0.0}
-    shares |= {f"a confidence of {finding.kind}": finding.confidence for finding in report.findings}
-    shares |= {f"a confidence of the fix {fix.kind}": fix.confidence or 0.0 for fix in report.fixes}
-    if run is not None:
-        shares |= {"a lost share of the run": run.lost_share, "a covered share of the run": run.covered_share}
-    for name, share in shares.items():
-        if not -_ROUNDING <= share <= 1 + _ROUNDING:
-            yield f"{name} of {share:.0%}"
-    yield from _mismatched(report)
-    for text, is_name in _texts(report):
-        if len(text) > _LONGEST_TEXT:
-            yield f"a text of {len(text):,} characters, {text[:20]!r}"
-        if not is_name and (control := _CONTROL.search(text)):
-            yield f"a text with the control character {control[0]!r}, {text[:20]!r}"
-
-
-def _mismatched(report: Report) -> Iterator[str]:
-    """Yield figures that contradict each other, and what refers to something that is not in the report, in words."""
-    causes, answer, mean = len(report.findings), report.answer, report.step_time_s
-    if report.slowdown is not None and not math.isclose(report.slowdown * mean.ideal, mean.original, rel_tol=_ROUNDING):
-        yield f"S = {report.slowdown:g} of steps of {mean.original:g} s that would take {mean.ideal:g} s"
-    if not report.by_step:
-        yield "a report without a step"
-    if {len(answer.causes), len(answer.places)} != {causes}:
-        yield f"an answer on {len(answer.causes)} causes at {len(answer.places)} places, and {causes} causes"
-    workers = report.by_worker or []
-    cells = len({row.dp_rank for row in workers}) * len({row.pp_rank for row in workers})
-    if len({row.worker for row in workers}) != cells:
-        yield f"a map of {cells} workers, {len(workers)} of which have a figure"
-    named = [cause for loss in report.verdict.losses for cause in loss.causes]
-    if not all(0 <= cause < causes for cause in named):
-        yield f"losses by the causes {named} of {causes}"
-    if not 0 <= (first := report.verdict.first_fix or 0) < max(len(report.fixes), 1):
-        yield f"a first fix {first} of {len(report.fixes)}"
-    for section in (*report.overview, *report.asked, *report.sections):
-        if not section.is_whole:
-            yield f"a section {section.title!r:.40} whose parts do not fit together"
-
-
-def _texts(content: Any, *, is_name: bool = False) -> Iterator[tuple[str, bool]]:
-    """Every text in a report, and whether it is a name from outside."""
-    if isinstance(content, str):
-        yield content, is_name
-    elif isinstance(content, Struct):
-        for field in content.__struct_fields__:
-            escaped = field in _NAMES and not isinstance(content, _NAMED_BY_US)
-            escaped |= field == "kind" and isinstance(content, OnPath)
-            yield from _texts(getattr(content, field), is_name=escaped)
-    elif isinstance(content, list | tuple):
-        for member in content:
-            yield from _texts(member, is_name=is_name)
-    elif isinstance(content, dict):
-        yield from _texts([*content, *content.values()], is_name=is_name)

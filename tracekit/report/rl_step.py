@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from tracekit.base.quantities import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import percent, ranks_text, ratio, seconds, three_digits
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]
@@ -23,15 +24,15 @@ class PhaseTime(Struct, frozen=True):
     """What a phase takes in the mean step, and in that of the steps that do not differ (`Unlike`)."""
 
     phase: str
-    seconds: float
-    usual_s: float
+    seconds: Seconds
+    usual_s: Seconds
 
 
 class LossTime(Struct, frozen=True):
     """What a loss costs: the step minus the replayed step without it."""
 
     loss: Loss
-    lost_s: float
+    lost_s: Finite
 
 
 class Generation(Struct, frozen=True):
@@ -42,13 +43,13 @@ class Generation(Struct, frozen=True):
     `engine_error`: the same of the median request of an engine, for the engine that is furthest off.
     """
 
-    base_s: float
-    per_request_s: float
-    speeds: dict[str, float]
-    slots: int | None
-    reproduced_s: float
-    error: float
-    engine_error: float
+    base_s: Finite
+    per_request_s: Finite
+    speeds: dict[str, Amount]
+    slots: Count | None
+    reproduced_s: Seconds
+    error: Finite
+    engine_error: Finite
 
 
 class Price(Struct, frozen=True):
@@ -59,19 +60,19 @@ class Price(Struct, frozen=True):
     """
 
     scenario: str
-    step_s: float | None
-    low_s: float | None
-    high_s: float | None
-    saved_s: float | None
-    oldest_sample_steps: int | None
+    step_s: Seconds | None
+    low_s: Number
+    high_s: Number
+    saved_s: Number
+    oldest_sample_steps: Count | None
     assumes: str | None
 
 
 class Sides(Struct, frozen=True):
     """What shares of the time the two sides of a job idle that generates while it trains; None: unknown."""
 
-    trainer_idle: float | None
-    rollout_idle: float | None
+    trainer_idle: Amount | None
+    rollout_idle: Amount | None
 
     @property
     def words(self) -> str:
@@ -97,10 +98,10 @@ class ToolsBound(Struct, frozen=True):
     of the run; None if the log does not tell. `calls_s`: tool calls of the mean trajectory, None if not logged.
     """
 
-    steps: list[int]
-    most_s: float | None
-    share: float | None
-    calls_s: float | None
+    steps: list[Ordinal]
+    most_s: Seconds | None
+    share: Proportion | None
+    calls_s: Seconds | None
 
     @property
     def words(self) -> str:
@@ -125,13 +126,13 @@ class DifferingSteps(Struct, frozen=True):
     many steps. `cold`: they are the first of the run.
     """
 
-    steps: list[int]
-    extra_s: float
-    times: float
-    share: float
+    steps: list[Ordinal]
+    extra_s: Finite
+    times: Amount
+    share: Finite
     phase: str
-    phase_extra_s: float
-    every: int | None
+    phase_extra_s: Finite
+    every: Count | None
     cold: bool
 
     @property
@@ -155,10 +156,10 @@ class Trend(Struct, frozen=True):
     the share of the mean step by which it grows. `phase`: the one that changes most.
     """
 
-    since: int | None
-    before_s: float
-    after_s: float
-    per_step: float
+    since: Ordinal | None
+    before_s: Finite
+    after_s: Finite
+    per_step: Finite
     phase: str
 
     @property
@@ -182,7 +183,7 @@ class Unlike(Struct, frozen=True):
 
     steps: list[DifferingSteps]
     trend: Trend | None
-    usual_s: float
+    usual_s: Seconds
 
     @property
     def worst(self) -> str | None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.replay import Method
+from tracekit.base.quantities import Amount, AtMostOne, Count, Finite, Number, Ordinal, Seconds, Slowdown
 from tracekit.trace.model import Layout, OpKind, Worker
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ TONES = range(7)
 
 T = TypeVar("T")
 Maybe = Union[T, UnsetType]  # noqa: UP007
-Number = float | None
 #: Types of JSON that are columns of a table.
 _COLUMNS: dict[Any, Any] = {str: pl.String, int: pl.Int64, float: pl.Float64, bool: pl.Boolean}
 #: A cell that begins with one of these is a formula to a spreadsheet (OWASP, CSV injection).
@@ -59,7 +59,7 @@ class ShareGrid(Struct, frozen=True, tag="grid"):
     across: str
     rows: list[str]
     columns: list[str]
-    values: list[list[float]]
+    values: list[list[Finite]]
     unit: str
 
     @property
@@ -72,16 +72,16 @@ class SeriesLine(Struct, frozen=True):
     """The values of one line, or of one part of bars; None where there is none."""
 
     name: str
-    tone: int
-    values: list[float | None]
+    tone: Count
+    values: list[Number]
 
 
 class UsualBand(Struct, frozen=True):
     """The low and the high end of what is usual at each place, and what it is."""
 
     name: str
-    low: list[float | None]
-    high: list[float | None]
+    low: list[Number]
+    high: list[Number]
 
 
 class Series(Struct, frozen=True, tag="series"):
@@ -92,11 +92,11 @@ class Series(Struct, frozen=True, tag="series"):
     title: str
     axis: str
     unit: str
-    places: list[float]
+    places: list[Finite]
     lines: list[SeriesLine]
     stacked: bool = False
     usual: UsualBand | None = None
-    marks: list[float] = []
+    marks: list[Finite] = []
     note: str | None = None
 
     @property
@@ -110,10 +110,10 @@ class Series(Struct, frozen=True, tag="series"):
 class TimelineBar(Struct, frozen=True):
     """A bar in a row of a timeline, seconds; `what`: its place in the legend; `words`: for people who point at it."""
 
-    row: int
-    what: int
-    start_s: float
-    end_s: float
+    row: Count
+    what: Count
+    start_s: Finite
+    end_s: Finite
     words: str
 
 
@@ -121,7 +121,7 @@ class LegendEntry(Struct, frozen=True):
     """What bars of one colour are."""
 
     name: str
-    tone: int
+    tone: Count
 
 
 class BarTimeline(Struct, frozen=True, tag="timeline"):
@@ -153,11 +153,11 @@ class OfLabel(Struct, frozen=True):
 
     labels: str
     value: str
-    ops: int
-    slowdown: Number
-    slowdown_error: Number
-    added_s: float
-    saved_s: float
+    ops: Count
+    slowdown: Slowdown | None
+    slowdown_error: Seconds | None
+    added_s: Finite
+    saved_s: Finite
 
 
 class OnPath(Struct, frozen=True, kw_only=True):
@@ -165,39 +165,39 @@ class OnPath(Struct, frozen=True, kw_only=True):
 
     kind: Maybe[str | None] = UNSET
     peer: Maybe[str | None] = UNSET
-    rank: Maybe[int] = UNSET
-    dp_rank: Maybe[int] = UNSET
-    pp_rank: Maybe[int] = UNSET
-    recorded_s: float
-    original_s: Maybe[float] = UNSET
-    ideal_s: Maybe[float] = UNSET
+    rank: Maybe[Ordinal] = UNSET
+    dp_rank: Maybe[Ordinal] = UNSET
+    pp_rank: Maybe[Ordinal] = UNSET
+    recorded_s: Finite
+    original_s: Maybe[Finite] = UNSET
+    ideal_s: Maybe[Finite] = UNSET
 
 
 class Contribution(Struct, frozen=True, kw_only=True):
     """What ops of one kind, a pipeline stage or a data-parallel rank cost."""
 
     kind: Maybe[str] = UNSET
-    pp_rank: Maybe[int] = UNSET
-    dp_rank: Maybe[int] = UNSET
-    ops: Maybe[int] = UNSET
-    slowdown: Number
-    slowdown_error: Number
-    waste: Maybe[Number] = UNSET
-    launch_delay_slowdown: Maybe[Number] = UNSET
-    fixed_step_time_s: Maybe[Number] = UNSET
+    pp_rank: Maybe[Ordinal] = UNSET
+    dp_rank: Maybe[Ordinal] = UNSET
+    ops: Maybe[Count] = UNSET
+    slowdown: Slowdown | None
+    slowdown_error: Seconds | None
+    waste: Maybe[AtMostOne | None] = UNSET
+    launch_delay_slowdown: Maybe[Slowdown | None] = UNSET
+    fixed_step_time_s: Maybe[Seconds | None] = UNSET
     saved_s: Number
 
 
 class OfWorker(Struct, frozen=True):
     """What a worker costs."""
 
-    dp_rank: int
-    pp_rank: int
-    rank: int | None
+    dp_rank: Ordinal
+    pp_rank: Ordinal
+    rank: Ordinal | None
     host: str | None
-    slowdown: float
-    slowdown_error: Number
-    slowdown_approx: float
+    slowdown: Slowdown
+    slowdown_error: Seconds | None
+    slowdown_approx: Slowdown
 
     @property
     def worker(self) -> Worker:
@@ -208,45 +208,45 @@ class OfWorker(Struct, frozen=True):
 class OfStep(Struct, frozen=True):
     """One step."""
 
-    step: int
-    slowdown: Number
-    recorded_s: float
-    original_s: float
-    ideal_s: float
+    step: Ordinal
+    slowdown: Amount | None
+    recorded_s: Seconds
+    original_s: Seconds
+    ideal_s: Seconds
     lost_s: Number
-    tokens: Maybe[Number] = UNSET
-    loss: Maybe[Number] = UNSET
+    tokens: Maybe[Amount | None] = UNSET
+    loss: Maybe[float | None] = UNSET
 
 
 class MarkedStep(Struct, frozen=True):
     """A step that the profiler marked: from the end of the one before to its own, on all ranks."""
 
-    step: int
-    recorded_s: float
+    step: Ordinal
+    recorded_s: Seconds
 
 
 class Correlation(Struct, frozen=True):
     """How forwards and backwards of a stage go together."""
 
-    pp_rank: int
-    r: Number
+    pp_rank: Ordinal
+    r: AtMostOne | None
 
 
 class OfRank(Struct, frozen=True):
     """One rank, and what it costs."""
 
-    rank: int
-    slowdown: Number
-    slowdown_error: Number
+    rank: Ordinal
+    slowdown: Slowdown | None
+    slowdown_error: Seconds | None
     host: Maybe[str | None] = UNSET
-    span_s: Maybe[float] = UNSET
-    compute_s: Maybe[float] = UNSET
-    communication_s: Maybe[float] = UNSET
-    exposed_communication_s: Maybe[float] = UNSET
-    memory_s: Maybe[float] = UNSET
-    idle_s: Maybe[float] = UNSET
-    wait_s: Maybe[float] = UNSET
-    sole_delay_s: Maybe[float] = UNSET
+    span_s: Maybe[Seconds] = UNSET
+    compute_s: Maybe[Seconds] = UNSET
+    communication_s: Maybe[Seconds] = UNSET
+    exposed_communication_s: Maybe[Seconds] = UNSET
+    memory_s: Maybe[Seconds] = UNSET
+    idle_s: Maybe[Seconds] = UNSET
+    wait_s: Maybe[Seconds] = UNSET
+    sole_delay_s: Maybe[Seconds] = UNSET
 
 
 class GroupMatches(Struct, frozen=True):
@@ -257,19 +257,19 @@ class GroupMatches(Struct, frozen=True):
     """
 
     group: str
-    ranks: tuple[int, ...]
-    matched: int
-    unmatched: Mapping[int, int]
+    ranks: tuple[Ordinal, ...]
+    matched: Count
+    unmatched: Mapping[Ordinal, Count]
     shifts: Mapping[int, int]
-    inside: int = 0
+    inside: Count = 0
     transfers: bool = False
 
 
 class Collectives(Struct, frozen=True):
     """Which kernels belong to the same collective."""
 
-    matched: int
-    unmatched: int
+    matched: Count
+    unmatched: Count
     groups: list[GroupMatches] = msgspec.field(name="by_group")
 
 
@@ -277,16 +277,16 @@ class WaitFor(Struct, frozen=True):
     """How long a rank waited for another one."""
 
     group: str
-    rank: int
-    for_rank: int
-    wait_s: float
+    rank: Ordinal
+    for_rank: Ordinal
+    wait_s: Seconds
 
 
 class Kernels(Struct, frozen=True):
     """The kernels of one class or of one name."""
 
-    ops: int
-    seconds: float
+    ops: Count
+    seconds: Seconds
     kernel_class: Maybe[str] = UNSET
     name: Maybe[str] = UNSET
 
@@ -298,71 +298,71 @@ class Outline(Struct, frozen=True):
     source: Literal["pipeline", "ops", "recording", "rl"]
     whole: Literal["step", "recording"]
     sizes: str
-    gpus: int
-    steps: int
+    gpus: Count
+    steps: Count
     layout: Maybe[Layout] = UNSET
-    ops: Maybe[int] = UNSET
-    evidence_steps: Maybe[int] = UNSET
-    ranks: Maybe[int] = UNSET
-    world_size: Maybe[int | None] = UNSET
+    ops: Maybe[Count] = UNSET
+    evidence_steps: Maybe[Count] = UNSET
+    ranks: Maybe[Count] = UNSET
+    world_size: Maybe[Count | None] = UNSET
     gpu: Maybe[str | None] = UNSET
-    gpu_ops: Maybe[int] = UNSET
-    gpu_ops_without_launch: Maybe[int] = UNSET
-    host_calls: Maybe[int] = UNSET
+    gpu_ops: Maybe[Count] = UNSET
+    gpu_ops_without_launch: Maybe[Count] = UNSET
+    host_calls: Maybe[Count] = UNSET
     format: Maybe[str] = UNSET
-    trajectories: Maybe[int] = UNSET
-    engines: Maybe[int] = UNSET
+    trajectories: Maybe[Count] = UNSET
+    engines: Maybe[Count] = UNSET
     basis: Maybe[Literal["trajectories", "phases"]] = UNSET
 
 
 class Times(Struct, frozen=True):
     """Seconds of the mean step."""
 
-    recorded: float
-    original: float
-    ideal: float
-    with_delays: Maybe[float] = UNSET
+    recorded: Seconds
+    original: Seconds
+    ideal: Seconds
+    with_delays: Maybe[Seconds] = UNSET
 
 
 class MethodUsed(Struct, frozen=True):
     """The rules of the analysis."""
 
     name: Method
-    published_slowdown: Number
+    published_slowdown: Slowdown | None
     differs_because: list[str]
 
 
 class ClockOfRank(Struct, frozen=True):
     """The clock of a rank in a recording."""
 
-    rank: int
-    ahead_s: float
-    uncertainty_s: Number
-    collectives: int
+    rank: Ordinal
+    ahead_s: Finite
+    uncertainty_s: Seconds | None
+    collectives: Count
 
 
 class CoverageGap(Struct, frozen=True):
     """Ops of collectives that a worker lacks although its peers recorded them."""
 
     kind: OpKind
-    dp_rank: int
-    pp_rank: int
-    ops: int
-    steps: list[int]
+    dp_rank: Ordinal
+    pp_rank: Ordinal
+    ops: Count
+    steps: list[Ordinal]
 
 
 class Coverage(Struct, frozen=True):
     """How much of the job was traced."""
 
-    workers_expected: int
-    workers_traced: int
-    worker_steps_expected: int
-    worker_steps_traced: int
+    workers_expected: Count
+    workers_traced: Count
+    worker_steps_expected: Count
+    worker_steps_traced: Count
     missing_workers: list[Worker]
     gaps: list[CoverageGap]
-    slowdown_as_recorded: Number
-    hidden_slowdown: Number
-    left_out_steps: list[int]
+    slowdown_as_recorded: Slowdown | None
+    hidden_slowdown: Slowdown | None
+    left_out_steps: list[Ordinal]
     dropped: list[dict[str, int]]
     inferred_transfers: bool
 
@@ -373,13 +373,13 @@ class WorkerClock(Struct, frozen=True):
     `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
     """
 
-    dp_rank: int
-    pp_rank: int
-    offset_s: float
-    error_s: float
-    drift: float
-    jump_s: float
-    jump_step: int | None
+    dp_rank: Ordinal
+    pp_rank: Ordinal
+    offset_s: Finite
+    error_s: Seconds
+    drift: Finite
+    jump_s: Finite
+    jump_step: Ordinal | None
 
     @property
     def worker(self) -> Worker:
@@ -418,9 +418,10 @@ def row_type(report: type[Struct], table: str) -> type[Struct]:
 
 
 def _without_none(form: Any) -> Any:
-    """The type of a value that is there."""
-    kind = get_args(form)[0] if get_origin(form) in {Union, UnionType} else form
-    return str if get_origin(kind) is Literal else kind
+    """The type of a value that is there, whatever its range."""
+    while get_origin(form) in {Union, UnionType, Annotated}:
+        form = get_args(form)[0]
+    return str if get_origin(form) is Literal else form
 
 
 def plain(content: Any) -> dict[str, Any]:

@@ -336,6 +336,12 @@ def _is_post_training(look: Look) -> bool:
     return all(map(is_record_of_rl, files)) if look.is_folder else looks_like_rl(look)
 
 
+def _is_report(look: Look) -> bool:
+    from tracekit.report.report_file import is_report
+
+    return is_report(look)
+
+
 def _format(
     name: str,
     sniff: Callable[[Look], bool],
@@ -526,7 +532,7 @@ LAST: tuple[Source, ...] = (
     Source(
         "report",
         "a report",
-        lambda look: look.head.lstrip().startswith(b'{"report_version"'),
+        _is_report,
         content=Content.REPORT,
         sentence=_report,
         page="report-schema.md",

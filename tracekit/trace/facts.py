@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Struct
 
+from tracekit.base.quantities import Ordinal
 from tracekit.base.text import encodable
 from tracekit.trace.model import Layout, Worker
 
@@ -165,7 +166,7 @@ class MissingMembers:
 
     rendezvous: int
     group: str
-    missing: tuple[int, ...]
+    missing: tuple[Ordinal, ...]
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:

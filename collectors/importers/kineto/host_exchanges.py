@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 
 from tracekit.base.errors import FormatError
-from tracekit.collectors.importers.formats import read_whole
+from tracekit.base.paths import read_whole
 from tracekit.collectors.importers.kineto.event_columns import STEP
 from tracekit.collectors.importers.sniff import traces_in
 
