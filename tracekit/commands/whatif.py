@@ -189,7 +189,7 @@ def whatif_command(
     weight gradients in the whole backward: "zb-h1,weight=0.4".
     """
     from tracekit.analysis.job.job import ReportOptions, hardware_question, measured_steps
-    from tracekit.report.report import read_report, write_tables
+    from tracekit.report.report import write_tables
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
@@ -221,8 +221,8 @@ def whatif_command(
         lanes: WorkerLanes | None = None
         source_name: str | None = "JOB" if redact else source.arguments
         if source.is_report:
-            _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
-            report, source_name = read_report(source.traces[0]), None
+            _refuse_others(_OF_REPORTS, "needs the ops of its trace, and a report has none")
+            report, source_name = source.report(), None
         elif (used := engine or _engine_for(source)) != "local":
             options.refuse_measured(source.arguments, "a pipeline")
             report, lanes = _parts(

@@ -297,7 +297,7 @@ def _parquet(look: Look, wanted: Content) -> str:
 
 def _report(look: Look, wanted: Content) -> str:
     if wanted is Content.TRACE:
-        return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it, all else needs its trace"
+        return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it, this needs the ops of its trace"
     return f"a report of `tracekit whatif --json`, not {wanted}; name {wanted}"
 
 
