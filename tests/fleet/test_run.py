@@ -360,7 +360,11 @@ def test_a_trace_starts_where_it_fits_beside_the_others_and_a_large_one_alone() 
     small, middle, large = (Task(StudySource(f"/{mib}", "", mib << 20), "", "") for mib in (1, 10, 50))
     executor = LocalExecutor(processes=2, memory_bytes=1000 << 20)
     waiting = [large, middle, small]
-    assert [executor._pop_fitting(waiting, running) for running in ([small], [middle], [middle])] == [middle, small, None]
+    assert [executor._pop_fitting(waiting, running) for running in ([small], [middle], [middle])] == [
+        middle,
+        small,
+        None,
+    ]
     assert (waiting, executor._pop_fitting(waiting, [])) == ([], large)
 
 

@@ -117,7 +117,9 @@ def test_every_callback_answers_what_a_page_sends_and_refuses_what_none_does(
     [
         ("/whatif?job=slow-worker", "whatif._ask_all", "[data-whatif=suggest]"),
         pytest.param("/whatif?job=slow-worker", "whatif._report", "[data-whatif=suggest]", marks=pytest.mark.slow),
-        pytest.param("/workers?job=slow-worker", "workers._updated_view", "#workers-list button", marks=pytest.mark.slow),
+        pytest.param(
+            "/workers?job=slow-worker", "workers._updated_view", "#workers-list button", marks=pytest.mark.slow
+        ),
         ("/compare?job=slow-worker", "compare._chosen", "text=This job before a step"),
     ],
 )
