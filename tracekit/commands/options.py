@@ -189,7 +189,8 @@ class JobArguments(Struct, frozen=True):
             if not look.exists and (missing := wrong_source(look, Content.TRACE)) is not None:
                 raise missing
             with hushed_panics():
-                return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
+                source = with_content(Content.TRACE, look)
+                return use(path) if len(self.traces) == 1 and source is not None and source.in_batches else None
         store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
@@ -232,13 +233,6 @@ class JobArguments(Struct, frozen=True):
         given = [(f"--{name}", value) for name, value in options.items() if value is not None]
         words = [word if isinstance(word, Path) else str(word) for option in given for word in option]
         return quoted(*self.traces, *words)
-
-
-def _is_pipeline(path: Path, layout: Path | None) -> bool:
-    if path.suffix != ".parquet" or not os.path.lexists(path):
-        return False
-    source = with_content(Content.TRACE, Look(path))
-    return source is not None and (layout is not None or source.in_batches)
 
 
 def read_job(*paths: Path, **stated: Any) -> Job:

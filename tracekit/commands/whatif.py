@@ -304,7 +304,7 @@ def _engine_for(source: JobArguments) -> str:
         ops = window.ops if window.kind.in_batches else 0
     else:
         (path, *more) = source.traces
-        if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
+        if more or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
             return "local"  # and what reads a footer need not be imported
         from tracekit.trace.canonical import rows_of_file
 
