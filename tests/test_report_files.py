@@ -1,4 +1,4 @@
-"""A report is a file: `whatif` prints it, `open` shows it, and what is no whole report of this version is refused."""
+"""A report is a file: every command that needs no ops reads it, and only whole reports of this version are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import pytest
 
 import tracekit
 from tests.analysis.rl.logs import lines, write
+from tests.cases import case
 from tests.handmade import run
+from tracekit.base.errors import FormatError
+from tracekit.commands import mcp
 from tracekit.commands.door import report_page
 from tracekit.trace.canonical import read_parquet
 
@@ -76,7 +79,7 @@ def test_what_needs_the_trace_is_refused(option: tuple[str, ...], sent: Path) ->
     ran = run("whatif", sent, *option)
     assert (ran.code, ran.message) == (
         2,
-        f"tracekit: {option[0]} needs the trace, and a report is without it; leave it out",
+        f"tracekit: {option[0]} needs the ops of its trace, and a report has none; leave it out",
     )
 
 
@@ -211,4 +214,90 @@ def test_names_of_any_characters_are_read_and_shown_escaped(tmp_path: Path) -> N
 def test_rl_names_the_command_that_shows_a_report(sent: Path) -> None:
     ran = run("rl", sent)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.message.endswith(f"a report, not a trace; `tracekit whatif {sent}` shows it, all else needs its trace")
+    assert ran.message.endswith(refusal(sent))
+
+
+def refusal(report: Path) -> str:
+    return f"{report}: a report, not a trace; `tracekit whatif {report}` shows it, this needs the ops of its trace"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_compare_of_reports_or_of_one_and_a_trace_prints_what_it_does_of_traces(
+    words: tuple[str, ...], sent: Path, tmp_path: Path
+) -> None:
+    slow, healthy = SAMPLES / "slow_worker.parquet", SAMPLES / "healthy.parquet"
+    later = tmp_path / "healthy.json"
+    later.write_text(run("whatif", healthy, "--json").out)
+    expected = run("compare", slow, healthy, *words).out.partition("\nNext")[0]
+    assert "343.8 ms (31.1%) less" in expected
+    for before, after in ((sent, later), (slow, later), (sent, healthy)):
+        with case(f"{before.name} {after.name}"):
+            ran = run("compare", before, after, *words)
+            assert (ran.code, ran.out.partition("\nNext")[0]) == (0, expected)
+
+
+def test_compare_and_culprits_of_reports_on_post_training_are_those_of_the_logs(tmp_path: Path) -> None:
+    for name, reward_s in (("a", 0.5), ("b", 2.5)):
+        (tmp_path / f"{name}.json").write_text(
+            run("whatif", write(tmp_path / f"{name}.jsonl", lines(reward_s=reward_s)), "--json").out
+        )
+    of_reports, of_logs = (
+        run("compare", *(tmp_path / f"{name}.{ending}" for name in "ab"), "--json").out for ending in ("json", "jsonl")
+    )
+    assert of_reports == of_logs
+    assert of_reports
+    for words in ((), ("--format", "json")):
+        ran, expected = (run("culprits", tmp_path / f"a.{ending}", *words) for ending in ("json", "jsonl"))
+        assert (ran.code, ran.out) == (expected.code, expected.out)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--format", "slurm", "--suspects"), ("--format", "json"), ("--part", "compute")]
+)
+def test_culprits_of_a_report_are_those_of_its_trace(words: tuple[str, ...], sent: Path) -> None:
+    ran, expected = run("culprits", sent, *words), run("culprits", SAMPLES / "slow_worker.parquet", *words)
+    assert (ran.code, ran.out, ran.err) == (expected.code, expected.out, expected.err)
+    assert "host-0001" in ran.out
+
+
+def test_a_command_that_needs_ops_says_so_and_names_the_one_that_works(sent: Path, tmp_path: Path) -> None:
+    healthy = SAMPLES / "healthy.parquet"
+    for words in (
+        ("gate", sent, "--baseline", healthy),
+        ("gate", healthy, "--baseline", sent),
+        ("bill", sent),
+        ("import", sent, "--store", tmp_path / "jobs.store"),
+        ("optimize", sent),
+        ("store", "export", sent, "--out", tmp_path / "timeline.json.gz"),
+    ):
+        with case(words[0]):
+            ran = run(*words)
+            assert (ran.code, ran.out) == (2, "")
+            assert ran.message == f"tracekit: {refusal(sent)}"
+
+
+def test_an_option_of_traces_belongs_to_the_one_beside_a_report(sent: Path) -> None:
+    for words in (("culprits", sent), ("compare", sent, sent)):
+        ran = run(*words, "--unit", "s")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.message.endswith(f"{sent} is a report: leave them out")
+    assert run("compare", sent, SAMPLES / "healthy.parquet", "--unit", "s").code == 0
+
+
+def test_reports_by_different_methods_are_not_compared(sent: Path, tmp_path: Path) -> None:
+    published = tmp_path / "published.json"
+    published.write_text(run("whatif", SAMPLES / "healthy.parquet", "--method", "published", "--json").out)
+    ran = run("compare", sent, published)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.message == (
+        "tracekit: A is a report by --method tracekit, B by published: print both by the same method"
+    )
+
+
+def test_an_agent_gets_of_a_report_what_it_gets_of_the_trace(sent: Path) -> None:
+    slow, healthy = (str(SAMPLES / f"{name}.parquet") for name in ("slow_worker", "healthy"))
+    assert mcp.why_slow(str(sent)) == mcp.why_slow(slow)
+    assert mcp.who(str(sent)) == mcp.who(slow)
+    assert mcp.compare(str(sent), healthy) == mcp.compare(slow, healthy)
+    with pytest.raises(FormatError, match="this needs the ops of its trace"):
+        mcp.what_if(str(sent), "rank=9")

@@ -72,8 +72,8 @@ Open    tracekit open job.parquet
 
 Finds out what slows a large training job down, who causes it, and what each fix saves.
 
-PATH is a trace, a folder of torch.profiler, dumps of a hung job, a log of RL post-training, a store or a study:
-tracekit finds out which.
+PATH is a trace, a folder of torch.profiler, dumps of a hung job, a log of RL post-training, a report, a store or a
+study: tracekit finds out which.
 """
 
 #: The commands that start other people's processes, which must find the environment as it was.

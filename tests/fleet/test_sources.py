@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tracekit
 from tests.analysis.rl.logs import lines, write
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.handmade import run, slow_trace
@@ -89,12 +90,14 @@ def test_the_last_lines_say_what_was_left_out(jobs: Path) -> None:
     (jobs / "torn.parquet").write_bytes(b"PAR1")
     slow_trace((0, 1), name="short").write_parquet(jobs / "short.parquet")
     (jobs / "gone.parquet").symlink_to("nowhere")
-    out = jobs.parent / "study"
-    assert run("fleet", "run", jobs, "--out", out, "--processes", "1").out.splitlines() == [
-        "4 sources: 3 analysed, 0 unchanged, 0 known by content",
+    report, out = jobs / "report.json", jobs.parent / "study"
+    report.write_text(tracekit.job_of(slow_trace()).report.to_json())
+    shown = f"a report, not a trace; `tracekit whatif {report}` shows it, this needs the ops of its trace"
+    assert run("fleet", "run", jobs, report, "--out", out, "--processes", "1").out.splitlines() == [
+        "5 sources: 4 analysed, 0 unchanged, 0 known by content",
         "  1 unreadable: No such file or directory; tried again by the next run",
-        "  1 no-trace: see the table exclusions of the study",
-        "  1 too-few-steps: see the table exclusions of the study",
+        f"  2 no-trace: {report}: {shown} (and others: see the table exclusions)",
+        f"  1 too-few-steps: {jobs / 'short.parquet'}: 2 steps; expected 3 or more",
         f"Next: tracekit fleet report {out}",
     ]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import shutil
 import threading
 import urllib.request
 from pathlib import Path
@@ -10,19 +12,24 @@ from typing import Any
 
 import pytest
 
+import tracekit
 from benchmarks.writtenrun import WrittenRun
-from tests.handmade import run
+from tests.cases import case
+from tests.handmade import run, slow_trace
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
 from tracekit.base.errors import StoreError
 from tracekit.collectors.launch.collect import CollectOptions, _check_targets
 from tracekit.collectors.launch.live import WatchOptions
+from tracekit.commands.watch import _check_directory
 from tracekit.live.metrics import serving_metrics
 from tracekit.live.receivers import DeliveryLog, Notifier
 from tracekit.live.run import LiveOptions, LiveRun
 from tracekit.live.watch import Changes, StoreChanges, Watch
 from tracekit.live.windows import WindowSize
 from tracekit.store import Store
+
+GPU_FOLDER = Path(__file__).resolve().parents[2] / "sample_traces" / "gpu_slow_input"
 
 
 def test_a_run_is_watched_to_its_end(tmp_path: Path) -> None:
@@ -113,7 +120,7 @@ def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
     for arguments, reason in (
         (("{}/jobs.store", "--window-steps", "5"), "a store already holds windows"),
         (("{}/run", "--window-steps", "5", "--window-seconds", "5"), "cannot be combined"),
-        (("{}/file",), "a file; expected the folder of `tracekit collect --segments`, a log of RL"),
+        (("{}/file",), "a text file, not a running job; watch the folder of `tracekit collect --segments`, a log of"),
         (("{}/run", "--notify", "nobody"), "--notify 'nobody'; expected an address"),
         (("{}/run", "--metrics-port", "1", "--metrics-host", "203.0.113.1"), "cannot listen on 203.0.113.1, port 1"),
         (("{}/nothing-yet", "--store", "{}/file"), "file: not a tracekit store"),
@@ -121,6 +128,39 @@ def test_what_cannot_be_watched_is_said(tmp_path: Path) -> None:
         asked = [word.format(tmp_path) for word in arguments]
         ran = run("watch", "--store", tmp_path / "other.store", *asked)
         assert (ran.code, reason in ran.message) == (2, True), ran.err
+
+
+def test_what_another_command_shows_is_refused_with_it_however_new(tmp_path: Path) -> None:
+    slow_trace().write_parquet(tmp_path / "job.parquet")
+    (tmp_path / "report.json").write_text(tracekit.job_of(slow_trace()).report.to_json())
+    shutil.copytree(GPU_FOLDER, tmp_path / "traces")
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / "dump_0").write_bytes(pickle.dumps({"version": "2.10", "pg_config": {}, "entries": []}))
+    for name, what in (
+        ("job.parquet", "a trace, not a running job; type `tracekit whatif {}`"),
+        ("report.json", "a report, not a running job; `tracekit whatif {}` shows it"),
+        ("traces", "traces of torch.profiler, not a running job; type `tracekit whatif {}`"),
+        ("dumps", "flight-recorder dumps of a hang, not a running job; type `tracekit hang {}`"),
+    ):
+        with case(name):
+            path = tmp_path / name
+            ran = run("watch", path, "--store", tmp_path / "jobs.store")
+            assert (ran.code, ran.out) == (2, "")
+            assert ran.message == f"tracekit: {path}: {what.format(path)}"
+    assert not (tmp_path / "jobs.store").exists()
+
+
+@pytest.mark.parametrize("content", [None, (), ("README",)])
+def test_a_folder_into_which_a_job_may_still_write_is_waited_for(
+    content: tuple[str, ...] | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    for name in content or ():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text("of the job")
+    if content == ():
+        folder.mkdir()
+    _check_directory(LiveOptions(folder, tmp_path / "jobs.store", "job", WindowSize(steps=5)))
 
 
 def test_a_store_that_others_write_is_watched(tmp_path: Path) -> None:

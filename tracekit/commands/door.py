@@ -22,7 +22,7 @@ from tracekit.base.errors import ExitCode, FormatError, SelectionError
 from tracekit.base.paths import ADDRESSES, Look, command
 from tracekit.base.stderr import progress
 from tracekit.base.text import nearest, printable, short
-from tracekit.report.report_file import read_report
+from tracekit.commands.options import JobArguments
 from tracekit.sources.load import is_a, jobs_in, source_of, wrong_source
 from tracekit.sources.source import Content
 
@@ -57,7 +57,7 @@ def report_page(path: Path) -> Path:
     from tracekit.dashboards.documents.page import page
 
     target = Path(tempfile.mkdtemp(prefix="tracekit-report-")) / f"{path.stem}.html"
-    target.write_text(page(read_report(path)), encoding="utf-8")
+    target.write_text(page(JobArguments((path,)).report()), encoding="utf-8")
     return target
 
 

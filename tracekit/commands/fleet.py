@@ -136,14 +136,19 @@ def _commonest(reasons: Counter[str]) -> str:
 
 
 def _left_out(out: Path, reported: Counter[str]) -> list[str]:
-    """Yield a line for each rule that leaves out jobs of the study, except for those already in `reported`."""
+    """A line for each rule that leaves out jobs of the study, with the first of them, but not those in `reported`."""
     import polars as pl
 
     from tracekit.fleet.study import Study
 
-    rules = Study(out).read("exclusions", ["rule", "job"]).filter(~pl.col("rule").is_in(list(reported)))
-    counts = rules.group_by("rule").agg(pl.col("job").n_unique()).sort("rule")
-    return [f"  {count:,} {rule}: see the table exclusions of the study" for rule, count in counts.iter_rows()]
+    rules = Study(out).read("exclusions").filter(~pl.col("rule").is_in(list(reported))).sort("rule", "source")
+    first = rules.group_by("rule", maintain_order=True).agg(
+        pl.col("job").n_unique(), pl.col("source", "reason").first()
+    )
+    return [
+        f"  {count:,} {rule}: {source}: {reason}{' (and others: see the table exclusions)' if count > 1 else ''}"
+        for rule, count, source, reason in first.iter_rows()
+    ]
 
 
 def _write_timings(path: Path, summary: RunSummary) -> None:

@@ -12,17 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import click
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
 from tracekit import __version__
-from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TracekitError, extra
-from tracekit.store import Store
+from tracekit.commands.options import JobArguments
+from tracekit.report.conclusions import Answer, Finding, Fix, RunVerdict, Trust, Verdict
+from tracekit.report.tables import Maybe, Outline
+from tracekit.sources.load import is_a
+from tracekit.sources.source import Content
 
 Tool = Callable[..., dict[str, Any]]
-#: The parts of a report that answer "why", as docs/report-schema.md describes them.
-_WHY = ("job", "answer", "verdict", "trust", "causes", "fixes")
+
+
+class WhySlow(Struct, frozen=True):
+    """The parts of a report that answer "why", as docs/report-schema.md describes them."""
+
+    job: Outline
+    answer: Answer
+    verdict: Verdict
+    trust: Trust
+    causes: list[Finding]
+    fixes: list[Fix]
+    run: Maybe[RunVerdict]
 
 
 @click.command("mcp")
@@ -58,25 +71,26 @@ def mcp_command(skill: bool) -> None:
     server.run()
 
 
-def _job(path: str, job: str | None) -> Job:
-    from tracekit.sources.load import load, load_from_store
-
-    return load(path) if job is None else load_from_store(job, store=path)
+def _source(path: str, job: str | None = None) -> JobArguments:
+    """The job that a path names, by default the newest one if that is a store."""
+    place = Path(path)
+    in_store = job is not None or is_a(Content.STORE, place)
+    return JobArguments(store=place, job=job) if in_store else JobArguments((place,))
 
 
 def why_slow(path: str, job: str | None = None) -> dict[str, Any]:
     """Why a training job is slow: the answer in words, its verdict, whether to trust it, causes and priced fixes.
 
-    path: a trace, a folder of torch.profiler, a log of post-training, or a store. job: a job in that store, by default
-    the newest. Times are seconds per step. Do not act on a report whose trust says no. run: of a job in a store, what
-    all its windows lost, from when to when and whether that is over; the rest is about its newest window.
+    path: a trace, a folder of torch.profiler, a log of post-training, a report (JSON), or a store. job: a job in that
+    store, by default the newest. Times are seconds per step. Do not act on a report whose trust says no. run: of a job
+    in a store, what all its windows lost, from when to when and whether that is over; the rest is about its newest
+    window.
     """
-    from tracekit.bill.account import run_of_job
-
-    report = _job(path, job).report.to_dict()
-    answer = {key: report[key] for key in _WHY}
-    store = Store(Path(path))
-    return answer | {"run": to_builtins(run_of_job(store, job or store.newest()))} if store.is_store() else answer
+    source = _source(path, job)
+    report = source.with_run(source.report())
+    answer = WhySlow(report.job, report.answer, report.verdict, report.trust, report.findings, report.fixes, report.run)
+    why: dict[str, Any] = to_builtins(answer)
+    return why
 
 
 def who(path: str, job: str | None = None) -> dict[str, Any]:
@@ -85,13 +99,9 @@ def who(path: str, job: str | None = None) -> dict[str, Any]:
     drain: nodes whose hardware the recording shows at fault. suspects: nodes of the other culprits, to
     be checked first.
     """
-    from tracekit.bill.account import accused_of_run
     from tracekit.report.conclusions import nodes_of
 
-    store = Store(Path(path))
-    accused = accused_of_run(store, job or store.newest()) if store.is_store() else None
-    if accused is None:
-        accused = _job(path, job).report.accused
+    accused = _source(path, job).accused()
     nodes = nodes_of(accused.culprits, trusted=accused.trustworthy)
     culprits = [asdict(culprit) for culprit in accused.culprits]
     return {"trust": accused.trust, "culprits": culprits, "drain": nodes.drain, "suspects": nodes.suspects}
@@ -104,14 +114,14 @@ def what_if(path: str, selection: str, job: str | None = None) -> dict[str, Any]
     selection: such as "rank=9", "worker=1,2 and step=100-105", "stage=2 and compute * 0.9", "fix=NAME" of a fix in
     why_slow; of post-training "staleness=1", "partial=0.9", "engines=8".
     """
-    return asdict(_job(path, job).answer(selection))
+    return asdict(_source(path, job).load().answer(selection))
 
 
 def compare(before: str, after: str) -> dict[str, Any]:
     """Whether run `after` is faster than run `before`, how sure that is, and which causes came and went."""
     from tracekit.report.comparison import compare_runs
 
-    comparison = compare_runs((_job(before, None).report, _job(after, None).report))
+    comparison = compare_runs((_source(before).report(), _source(after).report()))
     compared: dict[str, Any] = to_builtins(comparison.output)
     return compared
 

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from tracekit.analysis.job.job import Job
     from tracekit.fleet.tasks import Executor
-    from tracekit.report.conclusions import RunVerdict
+    from tracekit.report.conclusions import Accused, RunVerdict
     from tracekit.report.report import Report
     from tracekit.store import Store
     from tracekit.store.catalogue_rows import StoredWindow
@@ -116,6 +117,30 @@ class JobArguments(Struct, frozen=True):
             _say_newest(loaded.trace.name)
         return loaded
 
+    def report(self) -> Report:
+        """The report on the job: the one in a file of `whatif --json`, else the one that the analysis of its ops makes.
+
+        Raises SelectionError for a layout or a unit, which belong to a trace, and whatever reading raises.
+        """
+        if not self.is_report:
+            return self.load().report
+        self._check()
+        if self.layout is not None or self.unit is not None:
+            raise SelectionError(f"--layout and --unit belong to a TRACE; {self.traces[0]} is a report: leave them out")
+        from tracekit.report.report_file import read_report
+
+        return read_report(self.traces[0])
+
+    def accused(self) -> Accused:
+        """The culprits of a run or, where its windows name nobody, of the report on the job or one window."""
+        if not self.traces and self.window is None:
+            from tracekit.bill.account import accused_of_run
+
+            with suppress(StoreError):  # of a job that is not there, or damaged: the newest window says what is wrong
+                if (accused := accused_of_run(*self.in_store())) is not None:
+                    return accused
+        return self.report().accused
+
     def run(self) -> RunVerdict | None:
         """The verdict of the run, of a job in a store; None and a line on stderr if what is stored of it is damaged."""
         if self.traces:
@@ -168,7 +193,8 @@ class JobArguments(Struct, frozen=True):
             if not look.exists and (missing := wrong_source(look, Content.TRACE)) is not None:
                 raise missing
             with hushed_panics():
-                return use(path) if len(self.traces) == 1 and _is_pipeline(path, self.layout) else None
+                source = with_content(Content.TRACE, look)
+                return use(path) if len(self.traces) == 1 and source is not None and source.in_batches else None
         store, name = self.in_store()
         if self.job is None:
             _say_newest(name)
@@ -211,13 +237,6 @@ class JobArguments(Struct, frozen=True):
         given = [(f"--{name}", value) for name, value in options.items() if value is not None]
         words = [word if isinstance(word, Path) else str(word) for option in given for word in option]
         return quoted(*self.traces, *words)
-
-
-def _is_pipeline(path: Path, layout: Path | None) -> bool:
-    if path.suffix != ".parquet" or not os.path.lexists(path):
-        return False
-    source = with_content(Content.TRACE, Look(path))
-    return source is not None and (layout is not None or source.in_batches)
 
 
 def read_job(*paths: Path, **stated: Any) -> Job:

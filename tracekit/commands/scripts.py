@@ -1,7 +1,7 @@
 """Commands whose answers scripts read: `tracekit culprits`, `gate`, `compare` and `bill`.
 
-In: traces, jobs in a store, run directories. Out: lists of nodes, verdicts, changes and hours in the terminal, as JSON
-or in files; doubts go to stderr and into the exit code.
+In: traces, reports, jobs in a store, run directories. Out: lists of nodes, verdicts, changes and hours in the terminal,
+as JSON or in files; doubts go to stderr and into the exit code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base.arguments import OUT, PATH, STORE_PATH
-from tracekit.base.errors import ExitCode, SelectionError, StoreError
+from tracekit.base.errors import ExitCode, SelectionError
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress, say
 from tracekit.base.text import did_you_mean, listed, printable, short
@@ -35,7 +34,7 @@ from tracekit.commands.options import (
     trace_source,
     traces_or_job_names,
 )
-from tracekit.report.conclusions import Accused, Culprit, Nodes, hostlist, is_node_name, nodes_of
+from tracekit.report.conclusions import Culprit, Nodes, hostlist, is_node_name, nodes_of
 from tracekit.sources.load import is_a
 from tracekit.sources.source import Content
 
@@ -84,6 +83,8 @@ def culprits_command(
 ) -> int:
     """Which nodes hold the job up? Names that a script can use.
 
+    TRACE is anything that `tracekit whatif` reads, also a report that its --json printed.
+
     A script gets a node only if the recording shows its hardware at fault, such as a throttled GPU, or with --suspects:
     user code, input or a neighbour slow a rank down just as well.
 
@@ -100,7 +101,7 @@ def culprits_command(
     if history:
         return _history(source, form, part)
     with progress("reading the trace"):
-        accused = _accused_of(source)
+        accused = source.accused()
     trusted = accused.trustworthy
     culprits = [culprit for culprit in accused.culprits if not part or culprit.part in part]
     nodes = nodes_of(culprits, trusted=trusted)
@@ -138,17 +139,6 @@ def culprits_command(
     if nameless:
         return ExitCode.UNKNOWN_NODE
     return ExitCode.DONE if drain or form == "text" else ExitCode.NO_ANSWER
-
-
-def _accused_of(source: JobArguments) -> Accused:
-    """The culprits of a run or, where its windows name nobody, of a trace or one window."""
-    if not source.traces and source.window is None:
-        from tracekit.bill.account import accused_of_run
-
-        with suppress(StoreError):  # of a job that is not there, or damaged: the newest window says what is wrong
-            if (accused := accused_of_run(*source.in_store())) is not None:
-                return accused
-    return source.load().whatif().accused
 
 
 def _history(source: JobArguments, form: str, part: Sequence[str]) -> ExitCode:
@@ -278,8 +268,8 @@ def compare_command(
 ) -> None:
     """Compare run A with run B: faster or slower, by how much, how certain, and which causes came and went.
 
-    A and B are traces or, with --store, names of jobs. With --fix, the store keeps what the fix was expected to save
-    and what it saved, for the dashboard and `fleet report`.
+    A and B are traces, reports that `whatif --json` printed or, with --store, names of jobs. With --fix, the store
+    keeps what the fix was expected to save and what it saved, for the dashboard and `fleet report`.
     """
     from tracekit.report.comparison import ComparedOutput, compare_runs, fix_applied
 
@@ -291,11 +281,13 @@ def compare_command(
         JobArguments((Path(name),), layout, unit) if store is None else JobArguments(store=store, job=name)
         for name in (before, after)
     ]
+    if not all(source.is_report for source in sources):  # one may be a report, to which --layout and --unit say nothing
+        sources = [JobArguments(source.traces) if source.is_report else source for source in sources]
     with progress() as show_stage:
         reports = []
         for name, source in zip((before, after), sources, strict=True):
             show_stage(f"analysing {short(name)}")
-            reports.append(source.load().whatif())
+            reports.append(source.report())
     comparison = compare_runs((reports[0], reports[1]))
     applied = None
     if fix is not None and store is not None:

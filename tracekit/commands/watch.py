@@ -13,12 +13,15 @@ import click
 from click.core import ParameterSource
 
 from tracekit.base.arguments import STORE_PATH
-from tracekit.base.errors import SelectionError
+from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.paths import Look
 from tracekit.base.stderr import say
 from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.commands.options import layout_sizes
+from tracekit.sources.load import source_of, wrong_source
+from tracekit.sources.registry import to_have
+from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
     from tracekit.collectors.merge.placement import LayoutOptions
@@ -129,35 +132,33 @@ def watch_command(
 
 
 def _is_post_training(source: Path) -> bool:
-    """Whether this is a recording of post-training, or a file that is being written, so that it may become one."""
+    """Whether this is a recording of post-training, or a file that may become one."""
     from tracekit.collectors.importers.rl_logs import looks_like_rl
+
+    return looks_like_rl(Look(source)) or _is_growing(source)
+
+
+def _is_growing(source: Path) -> bool:
     from tracekit.live.run import QUIET_S
 
-    return looks_like_rl(Look(source)) or (source.is_file() and time.time() < source.stat().st_mtime + QUIET_S)
-
-
-def _logs_in(source: Path) -> list[str]:
-    """The framework logs in a folder without records: each is a separate run."""
-    from tracekit.collectors.importers.rl_logs import looks_like_rl
-
-    look = Look(source)
-    if not look.is_folder or looks_like_rl(look):
-        return []
-    return [str(file.path) for file in look.files() if looks_like_rl(file)]
+    return source.is_file() and time.time() < source.stat().st_mtime + QUIET_S
 
 
 def _check_directory(options: LiveOptions) -> None:
+    """Raise FormatError for what cannot become a recording of a running job, with the command that shows it."""
+    from tracekit.collectors.importers.rl_logs import looks_like_rl
+    from tracekit.collectors.run_directory.segments import is_run_directory
     from tracekit.store import Store
 
-    if options.directory.exists() and not options.directory.is_dir() and not _is_post_training(options.directory):
-        raise SelectionError(
-            f"{options.directory}: a file; expected the folder of `tracekit collect --segments`, a log of RL"
-            " post-training, or a store"
-        )
-    if logs := _logs_in(options.directory):
-        raise SelectionError(
-            f"{options.directory}: a folder with logs of RL post-training; watch one of them: {listed(logs, 3)}"
-        )
+    look = Look(options.directory)
+    if look.path.exists() and not (is_run_directory(look.path) or looks_like_rl(look)):
+        if logs := [str(file.path) for file in look.files() if looks_like_rl(file)]:
+            raise FormatError(
+                f"{look.path}: a folder with logs of RL post-training; watch one of them: {listed(logs, 3)}"
+            )
+        if source_of(look) is not None or not (look.is_folder or _is_growing(look.path)):
+            other = FormatError(f"{look.path}: not {Content.RUN}; {to_have(Content.RUN)}")
+            raise wrong_source(look, Content.RUN) or other
     Store(options.store).check_new(None)
 
 

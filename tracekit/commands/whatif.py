@@ -190,7 +190,6 @@ def whatif_command(
     """
     from tracekit.analysis.job.job import ReportOptions, hardware_question, measured_steps
     from tracekit.report.report import write_tables
-    from tracekit.report.report_file import read_report
 
     condition = None if fail_on is None else Condition(fail_on)
     memory.reuse_large_arrays()
@@ -222,8 +221,8 @@ def whatif_command(
         lanes: WorkerLanes | None = None
         source_name: str | None = "JOB" if redact else source.arguments
         if source.is_report:
-            _refuse_others(_OF_REPORTS, "needs the trace, and a report is without it")
-            report, source_name = read_report(source.traces[0]), None
+            _refuse_others(_OF_REPORTS, "needs the ops of its trace, and a report has none")
+            report, source_name = source.report(), None
         elif (used := engine or _engine_for(source)) != "local":
             options.refuse_measured(source.arguments, "a pipeline")
             analysis = _in_batches(source, used, options, method, redact=redact, ignored=steps, show_stage=show_stage)
@@ -304,7 +303,7 @@ def _engine_for(source: JobArguments) -> str:
         ops = window.ops if window.kind.in_batches else 0
     else:
         (path, *more) = source.traces
-        if more or path.suffix != ".parquet" or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
+        if more or not path.is_file() or path.stat().st_size * _BYTES_PER_BYTE < free:
             return "local"  # and what reads a footer need not be imported
         from tracekit.trace.canonical import rows_of_file
 

@@ -87,7 +87,7 @@ def _analysed(task: Task, local: Fetched, study: Study, outcome: TaskOutcome, be
     except TracekitError as error:
         rule = Rule.NO_TRACE if isinstance(error, FormatError) else Rule.INVALID
         # The path differs between copies, the reason does not.
-        reason = str(error).replace(f"{local.path}: ", "")
+        reason = str(error).replace(f"{local.path}: ", "").replace(str(local.path), task.source.url)
         rows = {"exclusions": exclusion_rows(local.digest, task.analysis, [Exclusion(rule, _short(reason))])}
     analysed = _Clock.now()
     try:

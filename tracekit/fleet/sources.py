@@ -210,7 +210,7 @@ def _has_header(path: Path) -> bool:
     from tracekit.trace.canonical import read_header
 
     try:
-        return path.suffix != PARQUET or read_header(path) is not None
+        return read_header(path) is not None
     except FormatError:  # reading will report what is wrong
         return True
 

@@ -99,10 +99,15 @@ class Comparison(NamedTuple):
 
 
 def compare_runs(reports: tuple[Report, Report]) -> Comparison:
-    """Compare two runs, the first before the change. Raises SelectionError for jobs of different sources."""
+    """Compare two runs, the first before the change. Raises SelectionError for jobs of different sources or methods."""
     sources = [_SOURCES[report.job.source] for report in reports]
     if sources[0] != sources[1]:
         raise SelectionError(f"A is {sources[0]}, B {sources[1]}: compare two of the same source")
+    methods = [report.method.name for report in reports if report.method]
+    if len(set(methods)) > 1:
+        raise SelectionError(
+            f"A is a report by --method {methods[0]}, B by {methods[1]}: print both by the same method"
+        )
     before, after = (whole(report.name, report) for report in reports)
     effect, change = verdict(before, after), causes_of_jobs(*reports)
     phases = bool(reports[0].phases)

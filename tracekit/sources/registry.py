@@ -106,6 +106,8 @@ def to_get(wanted: Content) -> str:
             return f"`{command('fleet', 'run', 'TRACES', '--out', 'STUDY')}` makes one"
         case Content.STORE:
             return f"`{command('import', 'TRACE', '--store', 'STORE')}` makes one"
+        case Content.RUN:
+            return "watch the folder of `tracekit collect --segments`, a log of RL post-training, or a store"
         case _:
             return "`tracekit import --format` lists the formats that tracekit reads"
 
@@ -296,9 +298,8 @@ def _parquet(look: Look, wanted: Content) -> str:
 
 
 def _report(look: Look, wanted: Content) -> str:
-    if wanted is Content.TRACE:
-        return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it, all else needs its trace"
-    return f"a report of `tracekit whatif --json`, not {wanted}; name {wanted}"
+    needed = ", this needs the ops of its trace" if wanted is Content.TRACE else ""
+    return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it{needed}"
 
 
 def _is_parquet(look: Look) -> bool:

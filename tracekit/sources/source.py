@@ -34,6 +34,7 @@ class Content(StrEnum):
     STUDY = "a study"
     STORE = "a store"
     REPORT = "a report"
+    RUN = "a running job"
     OTHER = "something else"
 
 
