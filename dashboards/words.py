@@ -316,9 +316,9 @@ def coverage_words(run: RunVerdict) -> str:
         covered.append(f"{run.windows:,} of {run.of_windows:,} windows, {steps_text(run.first_step, run.last_step)}")
     if run.covered_share < _COVERED:
         covered.append(
-            f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no window"
+            f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no analysed window"
         )
-    return "; ".join([*covered, *[note for note in run.notes if "clock" in note][:1]])
+    return "; ".join([*covered, *[note for note in run.notes if "clock" in note or "store repair" in note][:1]])
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:

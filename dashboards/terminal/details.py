@@ -250,16 +250,9 @@ def _how_lost(report: Report) -> str:
 
 
 def _cause(cause: Finding) -> dict[str, str]:
-    ratios = [((figure.value or 0.0) / figure.needed, figure) for figure in cause.evidence if figure.needed > 0]
-    ratio, weakest = min(ratios, key=lambda each: each[0], default=(1.0, None))
-    confidence = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
-    if weakest is not None and 1 - float(0.5**ratio) == cause.confidence:
-        confidence = (
-            f"1 - 0.5^r = {percent_sure(cause.confidence)} (never more than 99%), r = {ratio:.2f}: how far the weakest"
-            f" figure, {weakest.name}, is above its threshold"
-        )
+    sure = f"{percent_sure(cause.confidence)}, what this cause's rule gives for the figures above"
     why = f"{cause.effect}: {'; '.join(figure.words for figure in cause.evidence)}"
-    return {"Why": why, "Sure": f"{confidence}; {_SURE_OF}"}
+    return {"Why": why, "Sure": f"{sure}; {_SURE_OF}"}
 
 
 def _headline(report: Report, leading: Finding) -> dict[str, str]:

@@ -13,10 +13,11 @@ import polars as pl
 import pytest
 
 from benchmarks.writtenrun import EPOCH_S, WrittenRun
-from tests.bill.test_stored import as_version_6, stored, window
+from tests.bill.test_stored import stored, window
 from tests.dashboards.watched import write_watched
-from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, healthy_frame, run, slow_frame
+from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, findings_of, healthy_frame, run, slow_frame
 from tests.live.beside import Beside
+from tests.older_stores import as_version_6
 from tracekit.base.errors import ExitCode
 from tracekit.base.text import ranks_text
 from tracekit.bill.account import account_of, accused_of_run, bill_of_store, run_of, run_of_job
@@ -24,7 +25,9 @@ from tracekit.commands.mcp import who, why_slow
 from tracekit.dashboards.words import coverage_words, run_sentence
 from tracekit.live.incident_words import since_words, utc
 from tracekit.report.conclusions import RunCause, RunVerdict, State
+from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming
+from tracekit.store.care import repair
 from tracekit.trace.canonical import Trace
 
 #: What a slow step loses to stage 0 of DP rank 1, and that rank.
@@ -260,17 +263,50 @@ def test_another_job_of_the_store_is_not_in_it(tmp_path: Path) -> None:
     assert run_of_job(store, "job").alarming == ()
 
 
-@pytest.mark.slow
-def test_a_store_of_the_version_before_says_the_same_and_is_filled_by_its_next_writer(tmp_path: Path) -> None:
+def test_a_store_of_the_version_before_names_repair_which_brings_its_windows_up_to_date(tmp_path: Path) -> None:
+    """Its first writer says it once, and does not analyse old windows: their number is not bounded."""
     store = stored(tmp_path, windows(False, True, False))
     before = run_of_job(store, "job")
     as_version_6(store)
-    assert run_of_job(store, "job") == before
-    (healthy,) = windows(False)
-    store.append(Incoming(healthy, "other", "handmade", None))
+    outdated = (
+        f"{store.path}: reports on 3 windows are of another version of tracekit; `tracekit store repair --store"
+        f" {store.path}` makes them anew\n"
+    )
+    assert run("import", "sample_traces/slow_worker.parquet", "--store", store.path).err.count(outdated) == 1
     with store.reading() as catalogue:
-        assert [number for _, number in catalogue.live.costs("job")] == [0, 1, 2]
+        assert (catalogue.older, {job for job, _ in catalogue.live.costs()}) == (False, {"slow-worker"})
+    of_old = run_of_job(store, "job")
+    assert (of_old.causes, of_old.recorded_s) == ([], 0.0)
+    assert "tracekit store repair" in coverage_words(of_old)
+    sql = run("store", "sql", "SELECT DISTINCT job FROM losses", "--store", store.path, "--csv")
+    assert (sql.out.split(), sql.err) == (["job", "slow-worker"], f"`losses` is not complete: {outdated}")
+    checked = run("store", "check", "--store", store.path)
+    assert (checked.code, checked.out) == (3, f"{store.path}: all files are whole\n{outdated}")
+    repaired = run("store", "repair", "--store", store.path)
+    assert (repaired.out.count("made anew"), outdated in repaired.err) == (3, False)
+    assert run("store", "check", "--store", store.path).code == 0
     assert run_of_job(store, "job") == before
+
+
+def test_a_repair_of_an_older_store_that_ends_early_goes_on_with_the_next(tmp_path: Path) -> None:
+    """Windows that are renewed stay so, and another writer comes between two analyses."""
+    store = stored(tmp_path, windows(False, True, False))
+    before = run_of_job(store, "job")
+    as_version_6(store)
+    analysed = list[int]()
+
+    def analyse(trace: Any) -> Findings | Unanalysed:
+        analysed.append(len(store.jobs()))
+        if len(analysed) == 3:
+            raise KeyboardInterrupt
+        store.append(Incoming(trace, f"between {len(analysed)}", "handmade", None))
+        return findings_of(trace)
+
+    with pytest.raises(KeyboardInterrupt):
+        repair(store, analyse)
+    assert [store.report("job", number) is None for number in range(3)] == [False, False, True]
+    assert repair(store, findings_of) == ["job, window 2: its report was made anew from its ops"]
+    assert (run_of_job(store, "job"), analysed) == (before, [1, 2, 3])
 
 
 @pytest.mark.slow
@@ -334,15 +370,8 @@ def test_a_redacted_report_names_no_host_of_the_run(tmp_path: Path) -> None:
     assert "node-d" not in shown
 
 
-@pytest.mark.slow
-def test_a_damaged_report_takes_advice_away_and_of_an_older_store_the_verdict(tmp_path: Path) -> None:
+def test_a_damaged_report_takes_advice_away(tmp_path: Path) -> None:
     store = stored(tmp_path, windows(False, True, False))
-    named = ("whatif", "--store", store.path, "--job", "job", "--json")
     (store.path / "jobs" / "1" / "1.report.json").write_text("{")
-    (cause,) = json.loads(run(*named).out)["run"]["causes"]
+    (cause,) = json.loads(run("whatif", "--store", store.path, "--job", "job", "--json").out)["run"]["causes"]
     assert (cause["ranks"], cause["do"]) == ([SLOW_RANK], None)
-    as_version_6(store)
-    ran = run(*named)
-    assert (ran.code, "run" in json.loads(ran.out)) == (0, False)
-    assert "only the newest window can be judged: " in ran.err
-    assert run("culprits", *named[1:5]).code == ExitCode.NO_ANSWER

@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-import duckdb
 import polars as pl
 import pytest
 
@@ -24,12 +23,11 @@ from tests.handmade import (
     slow_frame,
 )
 from tests.live.beside import Beside
+from tests.older_stores import as_version_6
 from tracekit.analysis.job.pipeline import PipelineJob
-from tracekit.base.errors import ExitCode
 from tracekit.bill.account import bill_of_store
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
-from tracekit.store.folder import CATALOGUE
 from tracekit.trace.canonical import Trace
 
 #: Every worker writes a checkpoint of 3 s at the end of a step.
@@ -69,12 +67,6 @@ def stored(folder: Path, traces: Iterable[Trace], analysed: Collection[int] = ra
         findings = findings_once(trace) if number in analysed else None
         store.append(Incoming(trace, "job", "handmade", findings))
     return store
-
-
-def as_version_6(store: Store) -> None:
-    """Make it a store of the version before, which knows the costs of its windows from their reports alone."""
-    with duckdb.connect(str(store.path / CATALOGUE)) as connection:
-        connection.execute("DROP TABLE costs; DROP TABLE beginnings; UPDATE store_version SET version = 6")
 
 
 def test_windows_of_a_restarted_job_whose_script_numbers_its_steps(tmp_path: Path) -> None:
@@ -141,30 +133,19 @@ def test_what_windows_do_not_show_is_unknown(tmp_path: Path) -> None:
     }
 
 
-def test_a_job_of_an_older_store_whose_report_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
-    store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
-    other = window(healthy_frame([1, 3]), 0.0, 2 * HEALTHY_STEP_S)
-    store.append(Incoming(other, "other", "handmade", PipelineJob(other).stored()))
+def test_a_job_of_an_older_store_is_unknown_until_its_windows_are_analysed_again(tmp_path: Path) -> None:
+    """Also one whose report is gone, and its bill is that of today afterwards; what has no ops stays unknown."""
+    traces = [window(healthy_frame(range(4)), None, 0.0), window(slow_frame(range(4, 8)), None, 0.0)]
+    store = stored(tmp_path, traces)
+    before = seconds(store)
     as_version_6(store)
-    (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
-    report.write_text("{")
-    ran = run("bill", store.path)
-    assert [line.split()[:-3] for line in ran.out.splitlines()[3:6]] == [
-        ["useful"], ["unknown:", "between", "recorded", "steps"], ["wall", "clock"]]  # fmt: skip
-    shown = json.loads(run("bill", store.path, "--json").out)
-    assert shown["jobs"] == [{"job": "other", "wall_s": 3 * HEALTHY_STEP_S}]
-    assert shown["notes"][0].startswith(f"job: left out, {report}: has 1 bytes; expected")
-    next((tmp_path / "jobs.store" / "jobs" / "2").glob("*.report.json")).write_text("{")
-    assert run("bill", store.path).code == ExitCode.BAD_INPUT
-
-
-def test_a_job_of_an_older_store_whose_report_is_gone_is_unknown_with_a_note(tmp_path: Path) -> None:
-    store = stored(tmp_path, [window(healthy_frame(range(4)), None, 0.0)])
-    as_version_6(store)
-    (report,) = (tmp_path / "jobs.store" / "jobs" / "1").glob("*.report.json")
-    report.unlink()
+    (store.path / "jobs" / "1" / "1.report.json").unlink()
     assert set(seconds(store)) == {("unknown", "windows without a report of this version")}
-    assert bill_of_store(store).notes == ("job: window 0 is one of the windows without a report of this version",)
+    repair = f"tracekit store repair --store {store.path}"
+    note = "job: window 0 is one of the windows without a report of this version"
+    assert bill_of_store(store).notes == (f"{note}; `{repair}` makes reports anew from ops that are still there",)
+    assert run("store", "repair", "--store", store.path).code == 0
+    assert (seconds(store), bill_of_store(store).notes) == (before, ())
 
 
 def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:

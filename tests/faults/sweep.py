@@ -24,13 +24,14 @@ from tests.faults.forks import forked, import_all, sure
 from tests.faults.power import COPY, POWER, unsynced
 from tests.faults.shim import FAULTS, Fault, What, arm, disarm
 from tests.handmade import findings_of, slow_trace
+from tests.older_stores import as_version_6
 from tests.reports import hang_with
 from tracekit import cli
 from tracekit.analysis.hang.hang_report import HangReport
 from tracekit.base.errors import StoreError, TracekitError
 from tracekit.report.findings import AppliedFix, Findings
 from tracekit.store import Incoming, Store, WindowPart
-from tracekit.store.care import damages, repair
+from tracekit.store.care import DROPPED, damages, repair
 from tracekit.store.incidents import IncidentChange
 
 State = dict[tuple[Any, ...], tuple[Any, ...]]
@@ -207,6 +208,11 @@ OPERATIONS = {
     "prune": Operation(lambda place: command("store", "prune", place.store, "--max-size", "0")),
     "prune by age": Operation(lambda place: command("store", "prune", place.store, "--older-than", "0m"), steps=True),
     "repair": Operation(lambda place: command("store", "repair", place.store), damage, steps=True, leaves=True),
+    "repair of an older store": Operation(
+        lambda place: command("store", "repair", place.store),
+        lambda place: as_version_6(Store(place.store)),
+        steps=True,
+    ),
     "repair without a catalogue": Operation(
         lambda place: command("store", "repair", place.store), lose_catalogue, steps=True
     ),
@@ -340,7 +346,7 @@ class Sweep:
             if store.is_store():
                 list(damages(store))
             yield from self.next_writers(store, hangs=("hang", DAMAGED) not in found)
-        if lost_catalogue or list(damages(store)):
+        if self.name.startswith("repair") or list(damages(store)):
             repair(store, findings_of)
             yield "repaired"
             if problems := list(damages(store)):
@@ -379,7 +385,10 @@ class Sweep:
             return
         out = {zlib.crc32(file.read_bytes()) for file in self.place.store.glob("left-out/*/*/*")}
         moved = {key[1:] for key, value in self.after.items() if key[0] == WindowPart.OPS and value[0] in out}
+        bare = {key[1:] for key, value in found.items() if key[0] == "window" and value[-1] == DROPPED}
         for key in sorted({*found, *self.before, *self.after}, key=str):
+            if key[1:] in bare and key[0] in ("window", WindowPart.REPORT, WindowPart.WORKERS):
+                continue  # a repair has dropped its report, and the next one makes it anew
             if key[1:] in moved and key not in found:  # a repair could not read its ops: they are there, and named
                 continue
             values = [one.get(key) for one in wanted]

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import NotStoredError, StoreError
+from tracekit.base.paths import command
 from tracekit.base.text import short
 from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
 from tracekit.bill.placement import LEAST_DATED_S, Stretch, axis_of
@@ -29,11 +30,11 @@ from tracekit.report.conclusions import Accused, Culprit, RunCause, RunVerdict, 
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
 from tracekit.store import Incoming, Store
-from tracekit.store.catalogue_rows import known_starts
 from tracekit.store.incidents import CLEAR_WINDOWS
 
 #: Causes whose advice is looked up.
 _MOST_ADVISED = 4
+_OUTDATED = "windows without a report of this version"
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
 
@@ -86,24 +87,19 @@ def accused_of_run(store: Store, name: str) -> Accused | None:
 
 
 def bill_of_store(store: Store) -> Bill:
-    """The bill of all jobs in a store; notes name those that are left out, because what is stored of them is damaged.
+    """The bill of all jobs in a store; notes say why windows are unknown.
 
-    Raises StoreError if it has no windows, or if all jobs are damaged.
+    Raises StoreError if it has no windows.
     """
     with store.reading() as catalogue:
         rows, costs = catalogue.live.all_windows(), catalogue.live.costs()
     if rows.is_empty():
         raise StoreError(f"{store.name}: no job has a window yet, so there is nothing to bill")
-    bills, damaged = list[Bill](), list[StoreError]()
-    for (job,), job_rows in rows.group_by("job", maintain_order=True):
-        try:
-            account = accounted(store, job_rows.rows(named=True), costs)
-            bills.append(replace(account.bill, runs={str(job): run_of(account)}))
-        except StoreError as error:
-            damaged.append(StoreError(f"{short(str(job))}: left out, {error}"))
-    if not bills:
-        raise damaged[0]
-    return joined([*bills, Bill(bills[0].rows.clear(), {}, tuple(map(str, damaged)))])
+    bills = list[Bill]()
+    for (job,), of_job in rows.group_by("job", maintain_order=True):
+        account = accounted(store, of_job.rows(named=True), costs)
+        bills.append(replace(account.bill, runs={str(job): run_of(account)}))
+    return joined(bills)
 
 
 def account_of(store: Store, name: str) -> Account:
@@ -125,7 +121,8 @@ def bill_of_job(job: Job) -> Bill:
 
 def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]) -> Account:
     """The account of a job from its rows in the catalogue of a store and costs of its windows by name and number."""
-    job, first, costs_of_rows = rows[0]["job"], rows[0], _costs_of_rows(store, rows, costs)
+    job, first = rows[0]["job"], rows[0]
+    costs_of_rows = [costs.get((row["job"], row["number"])) or _unknown(row) for row in rows]
     axis = axis_of(rows, list(map(_length_s, rows, costs_of_rows)))
     parts = zip(rows, (json.loads(row["metadata"]) for row in rows), costs_of_rows, axis.stretches, strict=True)
     windows = [BilledWindow(*part) for part in parts]
@@ -153,30 +150,10 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 if place == last or not (window.whole and any(other.saves for other in windows)):
                     lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
             losses += _bill_window(ledger, window, gpus, lost_to, redone_share)
-    ledger.notes += _reasons(job, windows)
+    ledger.notes += _reasons(store, job, windows)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
     return Account(ledger.bill(axis.end_s), losses, windows, axis.end_s, judged)
-
-
-def _costs_of_rows(
-    store: Store, rows: Sequence[dict[str, Any]], costs: Mapping[tuple[str, int], ClaimedCosts]
-) -> list[ClaimedCosts | str]:
-    """The costs of the mean step of each window, or why they are unknown: from the catalogue or, for windows that an
-    older version wrote, from their reports.
-    """
-    missing = [key for row in rows if (key := (row["job"], row["number"])) not in costs]
-    reports = store.reports(missing) if missing else {}
-    all_costs = list[ClaimedCosts | str]()
-    for row in rows:
-        key = row["job"], row["number"]
-        window_costs = costs.get(key)
-        if window_costs is None and key in reports:
-            from tracekit.costs.of_report import costs_of  # it knows the detectors
-
-            window_costs = costs_of(reports[key], known_starts(row))
-        all_costs.append(window_costs or _unknown(row))
-    return all_costs
 
 
 def _recorded_s(row: Mapping[str, Any]) -> float:
@@ -191,10 +168,10 @@ def _length_s(row: Mapping[str, Any], costs: ClaimedCosts | str) -> float:
 
 
 def _unknown(row: Mapping[str, Any]) -> str:
-    return "windows that are not analysed" if row["recorded_s"] is None else "windows without a report of this version"
+    return "windows that are not analysed" if row["recorded_s"] is None else _OUTDATED
 
 
-def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
+def _reasons(store: Store, job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
     """Yield why windows are billed as unknown, the first of each reason."""
     first = dict[str, int]()
     for window in windows:
@@ -203,6 +180,9 @@ def _reasons(job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
             reason = costs.doubt and f"is not trusted: {costs.doubt}"
         else:
             reason = f"cannot be analysed: {problem}" if problem else f"is one of the {costs}"
+            if costs == _OUTDATED:
+                repair = command("store", "repair", "--store", store.path)
+                reason += f"; `{repair}` makes reports anew from ops that are still there"
         if reason:
             first.setdefault(reason, window.row["number"])
     yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())

@@ -297,16 +297,22 @@ def handle(incident: int, store: Path | None, owner: str | None, mute: str | Non
 @store_command.command()
 @_takes_store
 def check(store: Path) -> int:
-    """Read every file and say what is damaged; changes nothing. Exits with 3 if anything is."""
+    """Read every file and say what is damaged, and how many reports another version of tracekit wrote.
+
+    Changes nothing. Exits with 3 if there is anything that `repair` mends.
+    """
     from tracekit.store import Store
-    from tracekit.store.care import damages
+    from tracekit.store.care import damages, renewable
+    from tracekit.store.folder import outdated_line
 
     with progress() as show_stage:
         faults = list(damages(Store(store), show_stage))
     _echo(faults)
     result = f"{len(faults)} damaged" if faults else "all files are whole"
     click.echo(f"{printable(str(store))}: {result}")
-    return ExitCode.CONDITION if faults else ExitCode.DONE
+    if windows := renewable(Store(store)):
+        click.echo(printable(outdated_line(store, windows)))
+    return ExitCode.CONDITION if faults or windows else ExitCode.DONE
 
 
 @store_command.command()

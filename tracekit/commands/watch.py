@@ -20,7 +20,7 @@ from tracekit.base.text import listed, printable
 from tracekit.collectors.launch.live import WatchOptions, watch_options
 from tracekit.commands.options import layout_sizes
 from tracekit.sources.load import source_of, wrong_source
-from tracekit.sources.registry import to_have
+from tracekit.sources.registry import to_get
 from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _check_directory(options: LiveOptions) -> None:
                 f"{look.path}: a folder with logs of RL post-training; watch one of them: {listed(logs, 3)}"
             )
         if source_of(look) is not None or not (look.is_folder or _is_growing(look.path)):
-            other = FormatError(f"{look.path}: not {Content.RUN}; {to_have(Content.RUN)}")
+            other = FormatError(f"{look.path}: not {Content.RUN}; {to_get(Content.RUN)}")
             raise wrong_source(look, Content.RUN) or other
     Store(options.store).check_new(None)
 

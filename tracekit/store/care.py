@@ -38,6 +38,8 @@ _Read = TypeVar("_Read")
 
 #: The name of a trace of a window.
 _TRACE = re.compile(rf"{JOBS}/([0-9]{{1,18}})/([0-9]{{1,18}})\.parquet")
+#: The `problem` of a window whose report was dropped; a repair analyses its ops again.
+DROPPED = "its report was damaged, and dropped"
 _NAMES = {WindowPart.OPS: "ops", WindowPart.REPORT: "report", WindowPart.WORKERS: "slowdowns of workers"}
 
 
@@ -100,7 +102,8 @@ def _not_in_progress(
 
 def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: None) -> list[str]:
     """Drop what is damaged, one line each: a window without ops keeps its report. A report that is damaged, or of
-    another version, is made anew from the ops beside it. What cannot be read now stays, with a line, too.
+    another version, is made anew from the ops beside it, each in a write of its own: no other writer waits for an
+    analysis, and the next repair goes on after one that was killed. What cannot be read now stays, with a line, too.
 
     If the catalogue is gone, it is rebuilt from the traces, each of which names its job. Files that no window names
     move to `LEFT_OUT`.
@@ -116,7 +119,7 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
                 )
     note = _unless_unsafe(folder.damaged_note, None)
     unsafe = dict.fromkeys(folder.unsafe())
-    with store.writing(rebuilding=rebuilding) as writer:
+    with store.writing(rebuilding=rebuilding, repairing=True) as writer:
         dropped = list(writer.catalogue.remove_impossible())
         lines = [f"{line}: dropped" for _, line in dropped]
         if note:
@@ -124,11 +127,9 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recover_windows(writer.catalogue, folder, show_stage)
         unnamed = _unnamed(writer.catalogue, folder)
-        damaged = list(_damaged_windows(folder, writer.catalogue.windows(), show_stage, unsafe))
-        for window, bad in damaged:
+        for window, bad in list(_damaged_windows(folder, writer.catalogue.windows(), show_stage, unsafe)):
             lines += _drop_parts(writer, window, bad)
-        without_report = [window for window, bad in damaged if WindowPart.REPORT in bad]
-        lines += _renew(writer, without_report, analyse, show_stage)
+    lines += _renew_reports(store, analyse, show_stage)
     try:
         if unnamed:
             lines += _move_unnamed(store, folder)
@@ -229,21 +230,52 @@ def _findings(folder: Folder, name: str) -> Findings | None:
         return None
 
 
-def _renew(writer: Writer, dropped: Collection[StoredWindow], analyse: Analyse, show_stage: ShowStage) -> Iterator[str]:
-    """Make the reports of another version, and those that were `dropped`, from the ops beside them."""
-    lost = {(window.job_id, window.number) for window in dropped}
-    for window in writer.catalogue.windows():
-        with suppress(StoreError, UnsafeFileError):  # what cannot be read has its line
-            is_old = WindowPart.REPORT in window.files and writer.folder.report(window) is None
-            if not is_old and (window.job_id, window.number) not in lost:
-                continue
-            if WindowPart.OPS in window.files:
-                show_stage(f"analysing {_title(window)}")
-                trace = writer.folder.trace(window)
-                writer.replace_findings(window, Incoming(trace, window.job, "", analyse(trace)))
-                yield f"{_title(window)}: its report was made anew from its ops"
-            elif is_old:
+def renewable(store: Store) -> int:
+    """How many windows have a report of another version that a repair makes anew from the ops beside it."""
+    return sum({WindowPart.OPS, WindowPart.REPORT} <= set(window.files) for window in _to_renew(store))
+
+
+def _to_renew(store: Store) -> list[StoredWindow]:
+    """The windows that another version has analysed, and those whose report a repair has dropped."""
+    folder = store.folder()
+    with store.reading() as catalogue:
+        windows = catalogue.windows()
+        without_costs = {(window.job_id, window.number) for window in catalogue.outdated()}
+
+    def has_other_version(window: StoredWindow) -> bool:
+        with suppress(StoreError):  # what cannot be read has its line
+            return WindowPart.REPORT in window.files and folder.report(window) is None
+        return False
+
+    return [
+        window
+        for window in windows
+        if window.problem == DROPPED or (window.job_id, window.number) in without_costs or has_other_version(window)
+    ]
+
+
+def _renew_reports(store: Store, analyse: Analyse, show_stage: ShowStage) -> Iterator[str]:
+    """Make the reports of another version, and those that a repair has dropped, from the ops beside them."""
+    folder = store.folder()
+    for window in _to_renew(store):
+        if WindowPart.OPS not in window.files:
+            if WindowPart.REPORT in window.files:
                 yield f"{_title(window)}: its report is of another version, and its ops are gone: it stays as it is"
+            continue
+        show_stage(f"analysing {_title(window)}")
+        try:
+            trace = folder.trace(window)
+        except StoreError:  # what cannot be read has its line
+            continue
+        item, place = Incoming(trace, window.job, "", analyse(trace)), [(window.job, window.number)]
+        with store.writing(repairing=True) as writer:
+            if window in writer.catalogue.windows_of(place):  # unchanged meanwhile
+                _drop(writer, window, set(window.files) - {WindowPart.OPS})  # a file never changes under a reader
+        with store.writing(repairing=True) as writer:
+            for bare in writer.catalogue.windows_of(place):
+                if bare.problem == DROPPED:
+                    writer.add_findings(bare, item)
+                    yield f"{_title(window)}: its report was made anew from its ops"
 
 
 def _drop_parts(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]) -> Iterator[str]:
@@ -252,11 +284,16 @@ def _drop_parts(writer: Writer, window: StoredWindow, bad: dict[WindowPart, str]
         writer.remove_window(window)
         yield f"{_title(window)}: dropped; {'; '.join(bad.values())}"
         return
+    _drop(writer, window, bad)
     for part, problem in bad.items():
-        writer.remove_part(window, part)
         yield f"{_title(window)}: dropped its {_NAMES[part]}; {problem}"
-    if WindowPart.REPORT in bad:
-        writer.catalogue.mark_unanalysed(window, "its report was damaged, and dropped")
+
+
+def _drop(writer: Writer, window: StoredWindow, parts: Collection[WindowPart]) -> None:
+    for part in parts:
+        writer.remove_part(window, part)
+    if WindowPart.REPORT in parts:
+        writer.catalogue.mark_unanalysed(window, DROPPED)
 
 
 def prune(

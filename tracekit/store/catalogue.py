@@ -111,7 +111,7 @@ class Catalogue:
         """The catalogue in a DuckDB file; a reader sees no impossible rows. Raises StoreError for another version.
 
         A version that migrates does so here: for good on a writer's copy, in temporary tables for a reader. The costs
-        of windows that were stored before are only in their reports (`Writer.fill_costs`).
+        of windows that were stored before are unknown until a repair analyses them again (`outdated`).
         """
         older = check_version(connection, path, STORE_VERSION, OLDER_VERSION) == OLDER_VERSION
         if not read_only:
@@ -174,6 +174,13 @@ class Catalogue:
         if name is not None and not windows:
             raise self.missing(name)
         return windows
+
+    def outdated(self) -> tuple[StoredWindow, ...]:
+        """The windows that an older version has analysed, whose costs are unknown, and whose ops are there."""
+        costs, both = self.live.costs(), {WindowPart.OPS, WindowPart.REPORT}
+        return tuple(
+            each for each in self.windows() if both <= each.files.keys() and (each.job, each.number) not in costs
+        )
 
     def window(self, name: str, number: int | None = None) -> StoredWindow:
         """One window of a job, by default the newest. Raises NotStoredError if there is none."""

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -127,15 +127,6 @@ class WrittenWindow:
     def key(self) -> dict[str, int]:
         """The key columns of its rows in the catalogue."""
         return {"job_id": self.job_id, "number": self.number}
-
-
-def known_starts(row: Mapping[str, Any]) -> dict[int, float]:
-    """When the first and the last step of a window began, from its row in the catalogue: seconds since the epoch; none
-    where unknown.
-    """
-    if row["started_at"] is None or row["ended_at"] is None:
-        return {}
-    return {row["first_step"]: row["started_at"], row["last_step"]: row["ended_at"]}
 
 
 def frame(query: duckdb.DuckDBPyRelation) -> pl.DataFrame:

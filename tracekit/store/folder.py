@@ -42,8 +42,8 @@ from tracekit.base import paths
 from tracekit.base.atomic_write import OutputPlace, check_writable
 from tracekit.base.contained import Contained
 from tracekit.base.errors import FormatError, OutputError, StoreError, UnreadableFileError, UnsafeFileError
-from tracekit.base.paths import command
-from tracekit.base.text import short
+from tracekit.base.paths import command, shown
+from tracekit.base.text import counted, short
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
 from tracekit.report.report_file import decoded
@@ -320,20 +320,14 @@ class Folder:
         trace = item.trace if item.trace.name == item.name else replace(item.trace, name=item.name)
         return self._write(job_id, number, {WindowPart.OPS: trace.write_to, **_parts_of_findings(item)})
 
-    def replace_findings(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
-        """Write the files of a window but for its ops, in the place of older ones. Raises OSError."""
-        return self._write(job_id, number, _parts_of_findings(item), ending=".new")
+    def write_findings(self, job_id: int, number: int, item: Incoming) -> dict[WindowPart, StoredFile]:
+        """Write the files of a window but for its ops. Raises OSError."""
+        return self._write(job_id, number, _parts_of_findings(item))
 
-    def _write(self, job_id: int, number: int, parts: _Parts, ending: str = "") -> dict[WindowPart, StoredFile]:
-        """Write files, those with an `ending` under another name first."""
+    def _write(self, job_id: int, number: int, parts: _Parts) -> dict[WindowPart, StoredFile]:
         folder = f"{JOBS}/{job_id}"
         self.contained.make_folder(folder, durable=True)
-        written = {}
-        for part, write in parts.items():
-            name = name_of(job_id, number, part)
-            written[part] = self._written(f"{name}{ending}", write)
-            if ending:
-                self.contained.rename(f"{name}{ending}", name, replacing=True)
+        written = {part: self._written(name_of(job_id, number, part), write) for part, write in parts.items()}
         self.contained.sync_folder(folder)
         return written
 
@@ -430,6 +424,15 @@ def open_catalogue(path: Path, store: Path | str) -> Iterator[Catalogue]:
     """The catalogue in the file `path`, for reading; errors name `store`."""
     with connected(path, store, read_only=True) as connection:
         yield Catalogue.existing(connection, store, read_only=True)
+
+
+def outdated_line(store: Path, windows: int) -> str:
+    """The line about reports of another version on so many windows that have ops."""
+    repair = command("store", "repair", "--store", store)
+    return (
+        f"{shown(store)}: reports on {counted(windows, 'window')} are of another version of tracekit; `{repair}` makes"
+        " them anew"
+    )
 
 
 def older_store(path: Path) -> StoreError:

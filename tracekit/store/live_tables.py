@@ -375,10 +375,6 @@ class LiveTables:
         for table, table_rows in rows.items():
             insert(self.connection, table, *table_rows)
 
-    def add_costs(self, job_id: int, number: int, report: Report, step_starts: Mapping[int, float]) -> None:
-        """Store what the mean step of a window goes to. `step_starts`: as in `costs_of`."""
-        insert(self.connection, "costs", {"job_id": job_id, "number": number} | _costs(report, step_starts))
-
     def put_incident(self, job_id: int, incident: Incident) -> None:
         """Insert or update an incident."""
         number = incident.incident_id or self.connection.execute("SELECT nextval('incident_id')").fetchall()[0][0]

@@ -17,9 +17,10 @@ import polars as pl
 
 from tracekit.base.errors import SelectionError, StoreError
 from tracekit.base.paths import command, object_url
+from tracekit.base.stderr import say_once
 from tracekit.store.catalogue_file import CLOSED
 from tracekit.store.catalogue_rows import WindowPart, frame
-from tracekit.store.folder import JOBS, Folder
+from tracekit.store.folder import JOBS, Folder, outdated_line
 from tracekit.store.store import Store
 
 if TYPE_CHECKING:
@@ -175,12 +176,12 @@ def _add_hosts(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
 
 
 def _add_losses(connection: duckdb.DuckDBPyConnection, store: Store) -> None:
-    with store.reading() as catalogue:
-        if catalogue.older:
-            repair = command("store", "repair", "--store", store.path)
-            raise SelectionError(f"{store.name}: written by an older tracekit; `{repair}` brings it up to date")
     _add_tables(connection, store, ["costs"])
     connection.execute(_LOSSES)
+    with store.reading() as catalogue:
+        lacking = catalogue.outdated()
+    if lacking:
+        say_once(f"`losses` is not complete: {outdated_line(store.path, len(lacking))}")
 
 
 def _add_ops(connection: duckdb.DuckDBPyConnection, store: Store, jobs: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import polars as pl
 
 from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, StoreError, StoreTakenError
 from tracekit.base.paths import adding, object_url, shown
+from tracekit.base.stderr import say_once
 from tracekit.base.text import encodable, short
 from tracekit.costs.claimed import PlacedLoss
 from tracekit.report.findings import AppliedFix, Findings
@@ -35,8 +36,17 @@ from tracekit.store.catalogue_file import (
     is_duckdb_file,
     locked,
 )
-from tracekit.store.catalogue_rows import Incoming, StoredJob, StoredWindow, WindowPart, WrittenWindow, known_starts
-from tracekit.store.folder import CATALOGUE, MARK, FileGoneError, Folder, Remote, is_store_folder, older_store
+from tracekit.store.catalogue_rows import Incoming, StoredJob, StoredWindow, WindowPart, WrittenWindow
+from tracekit.store.folder import (
+    CATALOGUE,
+    MARK,
+    FileGoneError,
+    Folder,
+    Remote,
+    is_store_folder,
+    older_store,
+    outdated_line,
+)
 from tracekit.store.incidents import (
     HANG,
     Incident,
@@ -208,13 +218,18 @@ class Store:
             return next(free for free in names if not (catalogue.holds(free) or catalogue.live.is_watched(free)))
 
     @contextmanager
-    def writing(self, *, rebuilding: bool = False) -> Iterator[Writer]:
+    def writing(self, *, rebuilding: bool = False, repairing: bool = False) -> Iterator[Writer]:
         """Change the store: all changes take effect at the end, or none if there is an error before.
 
-        `rebuilding`: the files of jobs exist, and a catalogue is to be built from them.
+        `rebuilding`: the files of jobs exist, and a catalogue is to be built from them. `repairing`: reports of other
+        versions will be made anew; otherwise the first writer of this version says how many there are, since analysing
+        them again would keep others waiting.
         """
         with self._folder_to_write() as folder, changing(folder, rebuilding=rebuilding) as writer:
             yield writer
+            renewable = writer.catalogue.outdated() if writer.catalogue.older and not repairing else ()
+        if renewable:
+            say_once(outdated_line(self.path, len(renewable)))
 
     def _emptied_job(self, writer: Writer, item: Incoming, replace: bool) -> int:
         """The number of the job to be added, which has no window."""
@@ -481,8 +496,6 @@ def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterat
             open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new
             writer = Writer(folder, open_catalogue(connection, folder.path))
             connection.begin()
-            if writer.catalogue.older:
-                writer.fill_costs()
             yield writer
             connection.commit()
             connection.execute("CHECKPOINT")  # closing would hide a failure
@@ -515,27 +528,14 @@ class Writer:
             written.append(WrittenWindow(job_id, number, item, files, datetime.now(UTC)))
         self.catalogue.add_windows(written)
 
-    def replace_findings(self, window: StoredWindow, item: Incoming) -> None:
-        """Replace the findings of a window; its ops stay. Raises OSError."""
+    def add_findings(self, window: StoredWindow, item: Incoming) -> None:
+        """Add the findings of a window that has only ops. Raises OSError."""
         place = {"job_id": window.job_id, "number": window.number}
         self.folder.note_unfinished([(window.job_id, window.number)])
-        files = self.folder.replace_findings(window.job_id, window.number, item)
+        files = self.folder.write_findings(window.job_id, window.number, item)
         self.catalogue.delete(OF_WINDOWS, **place)
         ops = {WindowPart.OPS: window.files[WindowPart.OPS]}
         self.catalogue.add_windows([WrittenWindow(window.job_id, window.number, item, ops | files, window.added_at)])
-
-    def fill_costs(self) -> None:
-        """Store the costs of the windows that an older version has written: those that their reports show."""
-        catalogue = self.catalogue
-        rows = catalogue.live.all_windows().iter_rows(named=True)
-        starts = {(row["job"], row["number"]): known_starts(row) for row in rows}
-        for window in catalogue.windows():
-            if WindowPart.REPORT not in window.files:
-                continue
-            with suppress(StoreError):  # a damaged report has no costs; `store check` names it
-                report = self.folder.report(window)
-                if report is not None:
-                    catalogue.live.add_costs(window.job_id, window.number, report, starts[window.job, window.number])
 
     def remove(self, job_id: int, windows: Sequence[StoredWindow]) -> None:
         """Remove a job with all its windows."""

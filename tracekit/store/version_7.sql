@@ -1,7 +1,7 @@
 -- The tables that version 7 of the catalogue added: a store of version 6 gets them when it is next written.
 
--- What the mean step of each window that was analysed goes to: `ClaimedCosts` of tracekit/costs/claimed.py as JSON. A
--- store of version 6 has it in its reports.
+-- What the mean step of each window that was analysed goes to: `ClaimedCosts` of tracekit/costs/claimed.py as JSON.
+-- Windows of a store of version 6 have none until a repair analyses them again.
 CREATE TABLE costs (
     job_id      INTEGER NOT NULL,
     number      INTEGER NOT NULL,

@@ -243,7 +243,7 @@ class Results:
 
         try:
             return self._runs.get((*_newest(row), chosen), judge)
-        except StoreError:  # of an older store, which has it in its reports: a page about a report says what is wrong
+        except StoreError:  # the job has gone since the list of jobs was read
             return None
 
     def worker_steps(self, name: str) -> WorkerSlowdowns:

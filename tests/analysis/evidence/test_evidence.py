@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from judges.kinetosim import Job, Trouble
+from tests.analysis.experts.simulated import simulate, varied
 from tests.handmade import LAYOUT, healthy_frame
 from tracekit.analysis.detectors.detector import detector_of, kinds, own_detectors
 from tracekit.analysis.evidence.graph_subject import GraphSubject
@@ -72,13 +74,32 @@ def test_the_registry_names_each_detector_as_it_names_itself() -> None:
     ],
 )
 def test_a_report_loads_what_jobs_of_its_kind_need(trace: str, most: int, others: tuple[str, ...]) -> None:
+    loaded = modules_of_a_report(SAMPLES / trace)
+    assert 50 < len(loaded) <= most
+    assert not [name for name in loaded if name.startswith((*others, "store", "dashboards.browser", "fleet", "live"))]
+
+
+@pytest.mark.slow
+def test_a_larger_recording_loads_no_more_and_one_with_experts_their_modules(tmp_path: Path) -> None:
+    """16 GPUs of which one is slow, and 4 with unequal loads of experts, beside the sample of 2."""
+    of_sample = modules_of_a_report(SAMPLES / "gpu_slow_input")
+    for folder in (many := tmp_path / "many", experts := tmp_path / "experts"):
+        folder.mkdir()
+    Job(ranks=16, steps=5, troubles=(Trouble(3, gpu=1.5),)).run().write(many)
+    simulate(varied([[5.0, *[1.0] * 7]] * 3), experts)
+    assert modules_of_a_report(many) == of_sample
+    of_experts = {"analysis.detectors.uneven_experts", "analysis.experts"}
+    of_experts |= {f"analysis.experts.{name}" for name in ("balance", "expert_loads", "loads")}
+    assert modules_of_a_report(experts) == of_sample | of_experts
+
+
+def modules_of_a_report(path: Path) -> set[str]:
+    """The modules that `whatif` loads, without `tracekit.`."""
     code = f"""
 import sys
 from tracekit.cli import commands
-commands.main(["whatif", {str(SAMPLES / trace)!r}], standalone_mode=False)
+commands.main(["whatif", {str(path)!r}], standalone_mode=False)
 print("LOADED", *(name for name in sys.modules if name.partition(".")[0] == "tracekit"), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = [name.removeprefix("tracekit.") for name in done.stderr.partition("LOADED ")[2].split()]
-    assert 50 < len(loaded) <= most
-    assert not [name for name in loaded if name.startswith((*others, "store", "dashboards.browser", "fleet", "live"))]
+    return {name.removeprefix("tracekit.") for name in done.stderr.partition("LOADED ")[2].split()}
