@@ -41,6 +41,15 @@ def test_the_first_screen(tmp_path: Path) -> None:
     assert "partial=0.9 11.00 s 0.00 s 0%" in words  # all three requests, as 0.9 x 3 is more than two
 
 
+def test_a_lost_step_is_named_and_so_is_what_the_trust_is_without(tmp_path: Path) -> None:
+    step = "step:{0} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n"
+    log = tmp_path / "verl.log"
+    log.write_text("".join(map(step.format, (0, 1, 2, 4, 5))))
+    words = " ".join(run("rl", log).out.split())
+    assert "Trust yes: seconds as the framework logged them, but for step 3; nothing was replayed" in words
+    assert "Left out step 3 without a whole record" in words
+
+
 def test_of_one_measured_step_nothing_is_sure_or_promised(tmp_path: Path) -> None:
     """Three recorded steps have one after the warm-up; a log of one step has just that."""
     reason, timed = "one step was measured, which does not show how steps differ; record more", lines(reward_s=2.0)

@@ -407,7 +407,7 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
         most = "at most " * best.bound
-        between = "" if best.bound else f"; {seconds(estimate.low)} to {seconds(estimate.high)}"
+        between = f"; {estimate.interval}" if estimate.interval and not best.bound else ""
         return (
             f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} to"
             f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"

@@ -16,6 +16,7 @@ from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, Na
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.rl.account import RlAccount, first_line
+from tracekit.base.text import ranks_text
 from tracekit.report.finding import LossKind
 
 
@@ -73,5 +74,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
         if not trust.trustworthy:
             return "; ".join(trust.reasons)
         if self.account.replayed_s is None:
-            return "seconds as the framework logged them; nothing was replayed"
+            lost = self.account.left_out
+            without = f", but for {ranks_text(lost, name='step')}" if lost else ""
+            return f"seconds as the framework logged them{without}; nothing was replayed"
         return self.job.run.replayed_words

@@ -279,8 +279,9 @@ def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
     if account.tools is not None:
         yield "Tools", account.tools.words
     if left_out := account.left_out:
-        parts = "the step or its generation" if account.replayed_s is None else "generation, training or sync"
-        yield "Left out", f"{ranks_text(left_out, name='step')} without the time of {parts}"
+        log = account.replayed_s is None
+        lacks = "a whole record" if log else "the time of generation, training or sync"
+        yield "Left out", f"{ranks_text(left_out, name='step')} without {lacks}"
     if restarts := account.restarts:
         yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
 

@@ -341,7 +341,13 @@ class Estimate(Struct, frozen=True):
     @property
     def words(self) -> str:
         """The value of a time, and its interval."""
-        return f"{seconds(self.value)} ({seconds(self.low)} to {seconds(self.high)})"
+        return f"{seconds(self.value)} ({self.interval})" if self.interval else seconds(self.value)
+
+    @property
+    def interval(self) -> str:
+        """The interval of a time in words, "" if it is too narrow for them."""
+        low, high = seconds(self.low), seconds(self.high)
+        return f"{low} to {high}" if low != high else ""
 
 
 def student_tail(t: float, freedom: float) -> float:

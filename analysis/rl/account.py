@@ -79,9 +79,10 @@ class RlAccount(Struct, frozen=True):
     `length_s`: all steps of the run together, those that warm up included.
     `unaccounted_s`: the part of the step in no phase, None if the log has the sum of the phases as the step.
     `trainer_wait_s`: from the end of a weight sync to the start of the training, None if the log lacks times.
-    `left_out`: numbers of steps that lack the time of the step or of a phase that others have. `restarts`: steps that a
-    later attempt logged again; from each on, that one counts. `unlike`: steps of a log that differ, and its trend, None
-    with times. `sides`: of a job that generates while it trains. `tools`: a bound, None if the log has no tool calls.
+    `left_out`: numbers of steps that lack a record, the time of the step, or that of a phase that others have.
+    `restarts`: steps that a later attempt logged again; from each on, that one counts. `unlike`: steps of a log that
+    differ, and its trend, None with times. `sides`: of a job that generates while it trains. `tools`: a bound, None
+    if the log has no tool calls.
     """
 
     job: Run

@@ -186,12 +186,16 @@ class Framework(Struct, frozen=True):
 def _verl(lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
     """verl: a line of JSON a step (FileLogger), or `step:3 - key:value - key:value` on the console.
 
-    Raises ValueError for JSON that is something else.
+    Raises ValueError for JSON that is something else, and for any other line of a file that begins with JSON.
     """
 
     def console() -> Iterator[tuple[int, str]]:
+        of_logger = None
         for place, line in lines:
-            if line.startswith('{"'):  # the console shows the configuration as {'actor_rollout_ref': ...
+            is_record = line.startswith('{"')  # the console shows the configuration as {'actor_rollout_ref': ...
+            if line and of_logger is None:
+                of_logger = is_record
+            if is_record or (line and of_logger):
                 files.append(_of_file(place, line))
             yield place, line
 

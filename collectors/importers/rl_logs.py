@@ -11,8 +11,9 @@ import codecs
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice, permutations
+from itertools import chain, islice, pairwise, permutations
 from pathlib import Path
+from statistics import median_low
 from typing import Annotated, Any
 
 import msgspec
@@ -186,6 +187,8 @@ LONGEST_S = 1e12
 _CLOCK_S = 2.0
 #: Units of time differ by more than this factor. What differs by less may have been printed late.
 _UNITS = 10
+#: A gap of more steps is a part of the run that was not given, not lost lines.
+_MOST_LOST = 10_000
 #: Phases that lie in the step of some versions, and behind that of others.
 _MOVED = (VALIDATION, CHECKPOINT)
 #: A phase explains time if it exceeds that by this share at most, and leaves less than that of it.
@@ -249,12 +252,19 @@ def read_phases(framework: Framework, records: Iterable[Record], where: str) -> 
         np.array(numbers, dtype=np.int64),
         step_s,
         phases,
-        tuple(sorted(steps.keys() - set(numbers))),
+        tuple(sorted(steps.keys() - set(numbers) | _lost(sorted(steps)))),
         _contradiction(step_s, [rates[number] for number in numbers]),
         tuple(restarts),
         stale or (TRAINER_WAIT in phases and not framework.around),
         _measures(logged),
     )
+
+
+def _lost(numbers: Sequence[int]) -> set[int]:
+    """The steps between these, ascending and at the usual distance, whose records are missing."""
+    apart = median_low(np.diff(numbers).tolist() or [1])
+    gaps = [range(before + apart, after - apart + 1, apart) for before, after in pairwise(numbers)]
+    return set(chain.from_iterable(gap for gap in gaps if len(gap) <= _MOST_LOST))
 
 
 def _phases(framework: Framework, whole: list[dict[str, float]], *, stale: bool) -> dict[str, _Floats]:

@@ -194,7 +194,7 @@ def test_steps_without_the_time_of_the_generation_are_named(tmp_path: Path, cloc
     assert watched.windows() == [(0, 5)]
     log.write_text(log.read_text() + verl(range(10, 12)))
     watched.look()
-    left_out = "without the time of the step or its generation: left out"
+    left_out = "without a whole record: left out"
     assert watched.said == [f"steps 3-4 {left_out}", f"step 9 {left_out}"]
     assert load_from_store("job", store=watched.store.path).report.left_out == [9]
 

@@ -90,7 +90,7 @@ class LivePostTraining(LiveRun):
         self._quiet_s = max(QUIET_S, QUIET_STEPS * float(took["at"].to_numpy().mean()))
         left_out = {step for step in trace.metadata[POST_TRAINING].get("left_out", ()) if self._last < step < newest}
         if new := left_out - self._left_out:
-            self._log(f"{ranks_text(new, name='step')} without the time of the step or its generation: left out")
+            self._log(f"{ranks_text(new, name='step')} without a whole record: left out")
         self._left_out |= new
 
     def _state(self) -> RanksState:

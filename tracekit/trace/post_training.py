@@ -43,11 +43,11 @@ class StepTime(StrEnum):
 class PhaseLog(Struct, frozen=True, eq=False):
     """What a framework logged: `step_s`, [steps], and the seconds of each phase, [steps].
 
-    `steps`: their numbers, ascending. `left_out`: those of steps without the time of the step, or of the generation if
-    others have it. `contradiction`: why the times cannot be seconds; None if nothing in the log contradicts them.
-    `restarts`: steps that a later attempt logged again, in the order of the attempts; from each on, that one counts.
-    `stale`: the job generates samples while it trains on older ones. `measures`: what else the log says of each step,
-    [steps], nan where it does not.
+    `steps`: their numbers, ascending. `left_out`: those of steps without a record, or without the time of the step, or
+    of the generation if others have it. `contradiction`: why the times cannot be seconds; None if nothing in the log
+    contradicts them. `restarts`: steps that a later attempt logged again, in the order of the attempts; from each on,
+    that one counts. `stale`: the job generates samples while it trains on older ones. `measures`: what else the log
+    says of each step, [steps], nan where it does not.
     """
 
     format: Format

@@ -214,6 +214,7 @@ def _whats(whats: Int32s, names: Sequence[str]) -> Iterator[tuple[str, str, str,
     for number, text, called, own, busy in whats.tolist():
         reason = _REASONS[number]
         name = "garbage collection" if reason is IdleReason.GC else _text(names, text)
+        name = "" if STEP.match(name) else name  # the profiler's marker, no function of the job
         if called >= 0:
             name = f"{names[called]} in {name}" if name else names[called]
         yield str(reason), name, _text(names, own), bool(busy), busy > 1

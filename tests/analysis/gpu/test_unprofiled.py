@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit.analysis.gpu.measured_steps import StepsOfRecording
+from tracekit.analysis.numeric.statistics import Estimate
 
 JOBS = {
     "host-bound": RecordedJob(),
@@ -86,6 +88,29 @@ def test_sentences_are_about_the_step_without_the_profiler(tmp_path):
     )
     assert "of every 800 us step without the profiler" in answer["cost"]
     assert "a step without the profiler (800 us to 160 us" in answer["saves"]
+
+
+def test_the_marker_of_a_step_is_no_function_of_the_job(tmp_path):
+    """A step is 50 operators of 20 us with 80 us of Python after each, of which only the step's marker is known."""
+    events = []
+    for step in range(3):
+        for at in range(step * 5000, (step + 1) * 5000, 100):
+            row = len(events)
+            events += [
+                event("cpu_op", "aten::mm", at, 20),
+                launch(at + 5, row),
+                kernel(GEMM, at + 12, 10, correlation=row),
+            ]
+        events.append(event("user_annotation", f"ProfilerStep#{step}", step * 5000, 4990))
+    write(tmp_path / "rank0.json", document(events))
+    gpu = report_on(tmp_path)["gpu"]
+    assert [one["name"] for one in gpu["findings"] if one["reason"] == "python"] == ["Python without a name"]
+    assert "ProfilerStep" not in json.dumps(gpu["idle_by_reason"])
+
+
+def test_an_interval_that_reads_as_nothing_is_left_out():
+    assert Estimate(2.1451e-3, 2.1447e-3, 2.1456e-3).words == "2.1 ms"
+    assert Estimate(2.1451e-3, 1.9447e-3, 2.1456e-3).words == "2.1 ms (1.9 ms to 2.1 ms)"
 
 
 def test_what_waits_is_to_go_before_launches_that_need_it_gone(tmp_path):

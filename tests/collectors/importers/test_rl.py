@@ -217,16 +217,27 @@ def test_a_last_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> 
 
 
 def test_steps_keep_their_numbers_in_order_and_those_without_a_time_are_named(tmp_path: Path) -> None:
-    """Step 9 is logged first, step 7 without the generation, step 8 without the step."""
+    """Step 9 is logged first, step 7 without the generation, step 8 without the step, and step 6 not at all."""
     timers = [(9, "gen:6 - timing_s/step:9"), (5, "gen:2 - timing_s/step:5"), (7, "step:3"), (8, "gen:4")]
     log = phases_of(tmp_path / "verl.log", "".join(f"step:{step} - timing_s/{times}\n" for step, times in timers))
     assert log.steps.tolist() == [5, 9]
     assert log.step_s.tolist() == [5.0, 9.0]
     assert log.phases["generate"].tolist() == [2.0, 6.0]
-    assert log.left_out == (7, 8)
+    assert log.left_out == (6, 7, 8)
     again = run_of(trace_of(log, "job"))
     assert isinstance(again, PhaseLog)
-    assert (again.steps.tolist(), again.left_out) == ([5, 9], (7, 8))
+    assert (again.steps.tolist(), again.left_out) == ([5, 9], (6, 7, 8))
+
+
+def test_a_step_whose_record_is_broken_is_a_gap_at_the_usual_distance(tmp_path: Path) -> None:
+    """A console logs every tenth step after the first; the line of step 30 is cut before its times."""
+    times = "timing_s/gen:6 - timing_s/step:9"
+    logged = [f"step:{step} - {times}" for step in (1, 10, 20, 30, 40, 50)]
+    logged[3] = "step:30 - actor/pg_loss: garbage"
+    log = phases_of(tmp_path / "verl.log", "\n".join(logged))
+    assert (log.steps.tolist(), log.left_out) == ([1, 10, 20, 40, 50], (30,))
+    apart = phases_of(tmp_path / "parts.log", "\n".join(f"step:{step} - {times}" for step in (0, 1, 2, 1 << 30)))
+    assert apart.left_out == ()  # a part of the run that was not given
 
 
 def test_a_restart_that_repeats_steps_of_slime_keeps_both_records_of_each(tmp_path: Path) -> None:

@@ -122,6 +122,16 @@ def test_errors_name_the_file_and_its_line(tmp_path):
         read_rl([good, bad])
 
 
+def test_a_line_that_is_no_record_among_those_of_a_file_logger_is_named(tmp_path):
+    """The line of step 2 was broken right after its brace, and its rest is a line of its own."""
+    records = [json.dumps({"step": step, "data": {"timing_s/gen": 2.0, "timing_s/step": 3.0}}) for step in range(4)]
+    records[2] = "{ garbage\n" + records[2][1:]
+    log = tmp_path / "verl.jsonl"
+    log.write_text("\n".join(records))
+    with pytest.raises(FormatError, match=rf"{log}, line 3: '{{ garbage' is no record of verl's FileLogger"):
+        read_rl([log])
+
+
 def test_a_line_of_nothing_but_punctuation_takes_no_time(tmp_path):
     """Time that grows with the square of its length would take hours."""
     (tmp_path / "log").write_text("=" * 1_000_000 + "{" * 1_000_000 + "\n" + CONSOLE)
