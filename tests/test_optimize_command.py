@@ -163,14 +163,8 @@ def test_what_is_kept_stays(tmp_path: Path) -> None:
 def test_the_terminal_says_what_to_do(tmp_path: Path) -> None:
     model = draw(1, layers=6, stages=2, memory=1.2, replicas=4)
     (tmp_path / "model.json").write_text(json.dumps(model))
-    out = run("optimize", "--model", tmp_path / "model.json").out
-    for words in (
-        "The best plan takes",
-        "no plan of those searched is faster",
-        "bucket_cap_mb=",
-        "Megatron",
-        "plans replayed",
-    ):
+    out = " ".join(run("optimize", "--model", tmp_path / "model.json").out.split())
+    for words in ("The best plan takes", "no plan of those searched", "bucket_cap_mb=", "Megatron", "plans replayed"):
         assert words in out
 
 
