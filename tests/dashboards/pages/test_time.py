@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -18,7 +19,7 @@ from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
-from tracekit.dashboards.browser.data.life import Event, happened, read_differences, read_life
+from tracekit.dashboards.browser.data.life import Event, event_chart, read_differences, read_life
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Store
@@ -165,6 +166,18 @@ def test_losses_are_all_that_the_bill_of_a_window_has(tmp_path: Path) -> None:
     )
 
 
+def test_losses_of_a_window_leave_out_when_no_step_was_recorded(tmp_path: Path) -> None:
+    """Steps 0 and 1 begin at 0 and 10 s, steps 10 and 11 at 100 and 110 s; each takes 0.51 s."""
+    store, ran, later = Store(tmp_path / "s.store"), trace(slow=True), {0: 0, 1: 1, 2: 10, 3: 11}
+    ops = ran.ops.with_columns(pl.col("step").replace(later))
+    store.append(analysed(replace(ran, ops=ops, step_starts={step: BEGIN + 10 * step for step in later.values()})))
+    life = read_life(Results(store.path), "live", *EVER)
+    assert life is not None
+    stretches = life.losses.select(pl.col("start_s") - BEGIN, pl.col("end_s") - BEGIN).unique().sort("start_s").rows()
+    assert stretches == [pytest.approx((0, 10.51), abs=1e-6), pytest.approx((100, 110.51), abs=1e-6)]
+    assert life.losses["lost_s"].n_unique() == life.losses["kind"].n_unique()
+
+
 def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,7 +197,7 @@ def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps
 
 def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step() -> None:
     events = (Event("restart", 1.0, 1.0, "another attempt", 3), Event("incident", 2.0, 5.0, "rank 3", 2, 7))
-    drawn = happened(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
+    drawn = event_chart(events, LIGHT, lambda window, step: f"/{window}/{step}").to_dict()
     (bars,), axis = drawn["data"], drawn["layout"]["yaxis"]
     assert list(zip(bars["y"], bars["base"], bars["x"], strict=True)) == [
         ("restart", 1000.0, 0.0),
