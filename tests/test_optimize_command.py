@@ -13,6 +13,7 @@ import pytest
 from tests.analysis.plans.simulator import draw
 from tests.handmade import run
 
+SAMPLE = Path(__file__).parents[1] / "sample_traces" / "slow_worker.parquet"
 #: Medians of three submissions of Llama-3.1-405B to MLPerf Training v5.0, H100.
 RUNS = {24: 5.1695, 288: 55.1272}
 
@@ -162,9 +163,28 @@ def test_what_is_kept_stays(tmp_path: Path) -> None:
 def test_the_terminal_says_what_to_do(tmp_path: Path) -> None:
     model = draw(1, layers=6, stages=2, memory=1.2, replicas=4)
     (tmp_path / "model.json").write_text(json.dumps(model))
-    out = run("optimize", "--model", tmp_path / "model.json").out
-    for words in ("The best plan takes", "no plan is faster", "bucket_cap_mb=", "Megatron", "plans replayed"):
+    out = " ".join(run("optimize", "--model", tmp_path / "model.json").out.split())
+    for words in ("The best plan takes", "no plan of those searched", "bucket_cap_mb=", "Megatron", "plans replayed"):
         assert words in out
+
+
+def test_a_limit_that_nothing_can_be_compared_with_is_refused(tmp_path: Path) -> None:
+    model = draw(1, layers=6, stages=2)
+    for layer in model["layers"]:
+        del layer["state_gb"]
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    for source in ((SAMPLE,), ("--model", tmp_path / "model.json")):
+        ran = run("optimize", *source, "--memory-gb", "1e-300")
+        assert (ran.code, ran.out) == (2, "")
+        assert "whether a plan fits into 1e-300 GB is unknown" in ran.err
+
+
+def test_the_first_sentence_says_what_saves_more_than_the_best_plan() -> None:
+    ran = run("optimize", SAMPLE, "--json")
+    optimum = json.loads(ran.out)
+    assert max(move["saved_s"] for move in optimum["moves"]) > optimum["plans"][0]["saved_s"] > 0
+    first = " ".join(run("optimize", SAMPLE).out.partition("\n\n")[0].split())
+    assert first.endswith("is faster; moving work, which none of them does, saves more: 258.4 ms")
 
 
 @pytest.mark.parametrize("option", ["--model", "--runs"])

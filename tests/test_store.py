@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tracekit.trace.model import Layout
 from tracekit.trace.schema import SCHEMA
 
 CATALOGUE = "catalog.duckdb"
+SAMPLE = Path(__file__).parents[1] / "sample_traces" / "slow_worker.parquet"
 KEYS = ["step", "dp_rank", "pp_rank", "kind", "seq"]
 
 
@@ -305,6 +307,30 @@ def test_a_damaged_catalogue_leaves_others_readable(store: Store, tmp_path: Path
     assert [job.name for job in store.jobs()] == ["slow job"]
 
 
+def test_of_a_catalogue_that_was_cut_every_command_names_the_file(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    os.truncate(store.path / CATALOGUE, 1_300_000)
+    for words in (["store", "check"], ["store", "repair"], ["store", "prune", "--older-than", "1d"], ["dashboard"]):
+        ran = run(*words, store.path)
+        assert ran.code == 2
+        assert f"delete {store.path / CATALOGUE}, then `tracekit store repair --store {store.path}`" in ran.err
+        assert ".tracekit.store-" not in ran.err
+
+
+def test_a_mark_that_was_cut_is_named_and_renewed(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "job")])
+    mark = store.path / "tracekit-store"
+    content = mark.read_bytes()
+    for writer in (("store", "repair", store.path), ("import", SAMPLE, "--store", store.path)):
+        os.truncate(mark, len(content) // 2)
+        checked = run("store", "check", store.path)
+        assert checked.code == 3
+        assert checked.out.splitlines()[0].startswith(f"{mark}: is not as it was written; the next writer")
+        assert run(*writer).code == 0
+        assert mark.read_bytes() == content
+        assert run("store", "check", store.path).code == 0
+
+
 @pytest.mark.slow
 def test_writers_take_turns_and_lose_nothing(store: Store) -> None:
     writer = (
@@ -335,6 +361,24 @@ def test_a_writer_that_waits_too_long_says_so(store: Store, monkeypatch: pytest.
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(StoreError, match="another process has been writing the store"):
             store.add([incoming(slow_trace((0,)), "b")])
+
+
+def test_a_writer_that_waits_says_so_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.add([incoming(slow_trace((0,)))])
+    monkeypatch.setattr("tracekit.store.catalogue_file.WAIT_SHOWN_AFTER_S", 0.0)
+    with (store.path / f".{CATALOGUE}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        polls = iter([None, None])
+
+        def poll(_: float) -> None:
+            if next(polls, lock) is lock:
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        monkeypatch.setattr("tracekit.store.catalogue_file.time.sleep", poll)
+        store.add([incoming(slow_trace((0,)), "b")])
+    assert capsys.readouterr().err == f"tracekit: {store.path}: waiting for another writer, at most 60 s\n"
 
 
 @pytest.mark.parametrize(

@@ -384,10 +384,21 @@ def test_the_care_of_a_store_takes_it_as_an_argument(store: Store) -> None:
 
 def test_a_store_in_the_place_of_a_job_is_answered_with_the_right_form(store: Store) -> None:
     store.append(window(0))
-    for command, job in (("windows", "JOB "), ("incidents", "")):
-        ran = run("store", command, store.path)
-        assert ran.code == 2
-        assert f"a store, not a job; type `tracekit store {command} {job}--store {store.path}`" in ran.message
+    ran = run("store", "windows", store.path)
+    assert ran.code == 2
+    assert f"a store, not a job; type `tracekit store windows JOB --store {store.path}`" in ran.message
+
+
+def test_a_store_in_the_place_of_a_job_that_may_be_left_out_is_the_store(store: Store, tmp_path: Path) -> None:
+    store.append(window(0, analysed=True))
+    for command in (["top", "--once"], ["incidents"]):
+        ran, with_option = (run("store", *command, *words) for words in ((store.path,), ("--store", store.path)))
+        assert ran.code == with_option.code == 0
+        assert ran.out.splitlines()[1] == with_option.out.splitlines()[1]
+        ran = run("store", *command, store.path, "--store", store.path)
+        assert (ran.code, "two stores" in ran.message) == (2, True)
+        missing = run("store", *command, tmp_path / "later.store")
+        assert (missing.code, f"{tmp_path / 'later.store'}: no such store" in missing.message) == (2, True)
 
 
 # ---- robustness

@@ -67,16 +67,24 @@ def sentence(optimum: Optimum) -> str:
     now = seconds(optimum.step_time_s.now)
     if not optimum.plans:
         return f"{optimum.reason}; a step takes {now} now"
-    best = optimum.plans[0]
+    best, beyond = optimum.plans[0], _beyond(optimum)
     if optimum.nothing_to_gain:
-        return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}"
-    proof = "no plan is faster"
+        return f"Nothing to gain: a step takes {now}, and no plan takes less than {seconds(best.bound_s)}{beyond}"
+    proof = "no plan of those searched is faster"
     if optimum.gap > 0:
         proof = f"no plan takes less than {seconds(best.bound_s)} (a gap of {optimum.gap:.2%}: {_TOO_LARGE})"
     tied = sum(plan.tied for plan in optimum.plans)
     if tied > 1 and optimum.error:
         proof += f"; {tied} plans are within the error of the replay, {optimum.error:.1%}"
-    return f"The best plan takes {seconds(best.step_time_s)} a step instead of {now}; {proof}"
+    return f"The best plan takes {seconds(best.step_time_s)} a step instead of {now}; {proof}{beyond}"
+
+
+def _beyond(optimum: Optimum) -> str:
+    """What the sentence adds where moving work, which no plan of the space does, saves more than the best plan."""
+    most_s = max((move.saved_s or 0.0 for move in optimum.moves), default=0.0)
+    if most_s <= max(optimum.plans[0].saved_s, 0.0):
+        return ""
+    return f"; moving work, which none of them does, saves more: {seconds(most_s)}"
 
 
 def in_gb(memory_gb: float | None) -> str:

@@ -35,6 +35,10 @@ from tracekit.trace.compute_order import Schedule
 #: A search ends after this time, the last share of which is for the front of time against memory.
 TIME_LIMIT_S, _OF_FRONT = 60.0, 1 / 3
 NO_MEMORY = "no figures of memory: plans are compared by time only, and may not fit"
+_UNKNOWN_FIT = (
+    "its layers have no figures of memory, so whether a plan fits into {:g} GB is unknown; give a model file with"
+    " state_gb, activation_gb and boundary_gb of each layer (docs/plans.md), or leave out the limit"
+)
 #: Sizes of memory that are tried.
 LIMITS = 12
 #: First stages of plans that each search keeps at most: a front need not be proven to the last percent.
@@ -55,10 +59,12 @@ def optimize(
 
     After `time_limit_s`, the best plans so far are the answer; if there are none, the plan in use. `beyond_s`: seconds
     that the replay of a recorded job takes with a split beyond what the model says; its differences are part of the
-    error. Raises SelectionError for a space that contradicts itself.
+    error. Raises SelectionError for a space that contradicts itself, or a limit of memory without figures of memory.
     """
     if (problem := model.problem) is not None:
         raise SelectionError(f"{model.name or 'the model'}: {problem}")
+    if model.memory_gb is not None and not model.knows_memory:
+        raise SelectionError(f"{model.name or 'the model'}: {_UNKNOWN_FIT.format(model.memory_gb)}")
     started_at = monotonic()
     result = search(model, model.memory_gb, time_limit_s=time_limit_s * (1 - _OF_FRONT * model.knows_memory))
     now = timed(model, model.now)

@@ -218,7 +218,9 @@ class Prometheus:
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(ANSWER_S)
-        answer = answers[0] if answers else TimeoutError()
+        if not answers:
+            raise FormatError(f"{short(self._url)}: no whole answer within {ANSWER_S:g} s")
+        answer = answers[0]
         if isinstance(answer, bytes) and len(answer) <= MOST_ANSWER_BYTES:
             return answer
         if isinstance(answer, bytes):
@@ -236,7 +238,7 @@ def _why(error: Exception) -> str:
             message = str(error.reason)
         return f"answers {error.code}: {message}; is it the base URL of Prometheus?"
     if isinstance(reason, TimeoutError):
-        return f"no answer within {ANSWER_S:.0f} s"
+        return f"no answer within {SILENCE_S:g} s"
     if isinstance(reason, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {reason.verify_message}; name the authority in SSL_CERT_FILE"
     return f"cannot be asked: {getattr(reason, 'strerror', None) or reason}"

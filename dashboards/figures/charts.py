@@ -120,12 +120,10 @@ def worker_over_steps(
             name="nine in ten of the others",
         )
     fig.add_scatter(
-        x=across,
-        y=own_lost,
+        **_broken_line(workers.steps, own_lost, moments),
         mode=markers(len(own_lost)),
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
-        customdata=list(zip(workers.steps.tolist(), moments, strict=True)),
         hovertemplate="step %{customdata[0]}: alone costs %{y:.1%}<br>%{customdata[1]}<extra></extra>",
         name="this worker",
     )
@@ -192,22 +190,36 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     """Recorded and ideal time of each step, seconds. `moments`: when each step was, one per row of `by_step`."""
     steps = by_step["step"].to_numpy()
     fig = figure(theme, height=240, x="step", y="seconds", legend=True)
-    customdata = list(zip(steps.tolist(), moments, strict=True))
     for name in ("recorded", "ideal"):
         fig.add_scatter(
-            x=np.arange(len(steps)),
-            y=by_step[f"{name}_s"].to_numpy(),
+            **_broken_line(steps, by_step[f"{name}_s"].to_numpy(), moments),
             name=name,
             mode=markers(len(steps)),
             line={"color": getattr(theme, name), "width": 2},
             marker={"size": 4},
-            customdata=customdata,
             hovertemplate=f"step %{{customdata[0]}}: {name} %{{y:.4g}} s<br>%{{customdata[1]}}<extra></extra>",
         )
     fig.update_yaxes(rangemode="tozero")
     step_axis(fig, steps)
     fig.update_layout(hovermode="x", hoverdistance=-1)  # a click anywhere above a step is a click on that step
     return fig
+
+
+def gaps_before(steps: npt.NDArray[np.int64]) -> Ints:
+    """The positions of the steps before which some were not recorded: those that follow later than steps mostly do."""
+    apart = np.diff(steps)
+    return np.flatnonzero(apart > np.median(apart)) + 1 if len(apart) else np.zeros(0, np.int64)
+
+
+def _broken_line(steps: npt.NDArray[np.int64], values: np.ndarray, moments: Sequence[str]) -> dict[str, Any]:
+    """A line through steps side by side that breaks where some were not recorded, with the number and the moment of
+    each step.
+    """
+    gaps, hover = gaps_before(steps), [*zip(steps.tolist(), moments, strict=True)]
+    for gap in gaps[::-1].tolist():
+        hover.insert(gap, (0, ""))  # nothing is drawn there to point at
+    across = np.insert(np.arange(len(steps), dtype=float), gaps, gaps - 0.5)
+    return {"x": across, "y": np.insert(values.astype(float), gaps, np.nan), "customdata": hover}
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.properties import examples
-from tracekit.dashboards.figures.charts import step_workers, worker_heatmap
+from tracekit.dashboards.figures.charts import gaps_before, step_times, step_workers, worker_heatmap
 from tracekit.dashboards.figures.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, level_of, pool
 from tracekit.dashboards.theme import LIGHT, LOST_LEVELS
 from tracekit.trace.model import Worker
@@ -182,3 +183,19 @@ def test_a_slowdown_has_one_colour_in_every_picture() -> None:
         for level, (low, high) in enumerate(pairwise((0, *LOST_LEVELS, 0.4))):
             assert ends[2 * level : 2 * level + 2] == [
                 (pytest.approx(low), LIGHT.slow[level]), (pytest.approx(high), LIGHT.slow[level])]  # fmt: skip
+
+
+def test_a_line_of_steps_breaks_where_steps_were_not_recorded() -> None:
+    steps = [100, 101, 102, 200, 201]
+    by_step = pl.DataFrame({"step": steps, "recorded_s": [1.0, 2, 3, 4, 5], "ideal_s": [1.0] * 5})
+    recorded = step_times(by_step, ["", "", "", "", ""], LIGHT).data[0]
+    assert recorded.x.tolist() == [0, 1, 2, 2.5, 3, 4]
+    assert recorded.y.tolist() == pytest.approx([1, 2, 3, math.nan, 4, 5], nan_ok=True)
+    assert [row[0] for row in recorded.customdata if row[0]] == steps
+
+
+@pytest.mark.parametrize(
+    ("steps", "gaps"), [([7], []), ([7, 8, 9], []), ([0, 10, 20], []), ([0, 1, 2, 5, 6], [3]), ([0, 10, 20, 500], [3])]
+)
+def test_a_gap_is_longer_than_the_usual_distance_of_steps(steps: list[int], gaps: list[int]) -> None:
+    assert gaps_before(np.array(steps)).tolist() == gaps

@@ -1,7 +1,8 @@
-"""What commands share: types of the paths that they take, and help that lists many options in sections."""
+"""What commands share: types of the paths and numbers that they take, and help that lists many options in sections."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,20 @@ class _Out(_Path):
 
 #: An option for an output path, for one where `-` means stdout, and for a store that is written.
 OUT, OUT_OR_STDOUT, OUT_STORE = _Out(), _Out(stdout=True), _Out(of_store=True)
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds, which NaN is not, nor infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Raises BadParameter."""
+        if not math.isfinite(number := float(super().convert(value, param, ctx))):
+            self.fail(f"{number} is not in the range {self._describe_range()}.", param, ctx)
+        return number
+
+
+#: The price of a GPU-hour: more than any costs in any currency is a slip of the keyboard.
+PRICE = FiniteRange(0, 1_000_000)
 
 
 class SectionedCommand(click.Command):

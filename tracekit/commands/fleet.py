@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from tracekit.base import memory
-from tracekit.base.arguments import OUT, PATH, STORE_PATH
+from tracekit.base.arguments import OUT, PATH, STORE_PATH, FiniteRange
 from tracekit.base.errors import ExitCode, SelectionError, StudyError
 from tracekit.base.paths import Look, command, quoted
 from tracekit.base.stderr import advance, progress, say
@@ -165,7 +165,7 @@ def _write_timings(path: Path, summary: RunSummary) -> None:
 _RATE = click.option(
     "--fdr",
     "rate",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.05,
     show_default=True,
     help="False-discovery rate of the machines that are named.",

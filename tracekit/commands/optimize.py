@@ -6,7 +6,6 @@ the bound that proves them, placements of experts, measurements of a GPU for `wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from tracekit.base.arguments import OUT, PATH
+from tracekit.base.arguments import OUT, PATH, FiniteRange
 from tracekit.base.errors import SelectionError, extra
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
@@ -32,11 +31,11 @@ if TYPE_CHECKING:
 @click.option("--model", type=PATH, metavar="FILE", help="A model file (docs/plans.md).")
 @click.option("--runs", type=PATH, metavar="FILE", help="CSV of microbatches,step_time_s, a row a run.")
 @click.option("--microbatches", "counts", metavar="N,N", help="With --runs: the numbers of microbatches to price.")
-@click.option("--memory-gb", type=click.FloatRange(0, min_open=True), metavar="GB", help="Memory of a worker.")
+@click.option("--memory-gb", type=FiniteRange(0, min_open=True), metavar="GB", help="Memory of a worker.")
 @click.option("--keep", type=click.Choice(["schedule", "microbatches", "recompute", "split", "buckets"]), multiple=True,
               help="What must stay as it is. Repeat it.")  # fmt: skip
 @click.option("--layers", metavar="N,N", help="Layers of each stage of TRACE [default: those of its metadata].")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+@click.option("--time-limit", type=FiniteRange(0, min_open=True), default=60.0, show_default=True,
               metavar="SECONDS", help="End the search then, with the best plan so far and what is proven.")  # fmt: skip
 @AS_JSON
 def optimize_command(
@@ -54,10 +53,6 @@ def optimize_command(
 
     The best plan is proven: no plan of the space takes less than `bound_s` (docs/plans.md).
     """
-    if memory_gb is not None and not math.isfinite(memory_gb):
-        raise SelectionError(f"--memory-gb {memory_gb}; expected a number of GB, or leave it out for no limit")
-    if not math.isfinite(time_limit):
-        raise SelectionError(f"--time-limit {time_limit}; expected a number of seconds, such as 600")
     if sum((source != JobArguments(), model is not None, runs is not None)) > 1:
         raise SelectionError("give a TRACE, --model or --runs, one of them")
     if (runs is None) != (counts is None):

@@ -7,7 +7,6 @@ form. Selections have their own module, `analysis/whatif/selection_text.py`, bec
 from __future__ import annotations
 
 import functools
-import math
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.base.arguments import OUT, PATH, STORE_PATH
+from tracekit.base.arguments import OUT, PATH, PRICE, STORE_PATH
 from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionError, StoreError
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
@@ -51,22 +50,10 @@ _CATALOGUE = "catalog.duckdb"
 _NEWEST_FIRST = "SELECT name FROM jobs WHERE starts_with(name, $typed) ORDER BY job_id DESC LIMIT $most"
 
 
-class PriceType(click.FloatRange):
-    """A price of something: a finite number, not below zero."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number. Raises SelectionError, NaN and infinity included."""
-        price = float(click.FLOAT.convert(value, param, ctx))
-        if not 0 <= price < math.inf:
-            option = param.opts[-1] if isinstance(param, click.Option) else "price"
-            raise SelectionError(f"{option}: {price} is not a number of at least 0, such as 2.5")
-        return price
-
-
 #: Options of several commands.
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 FULL = click.option("--full", is_flag=True, help="Print every table, cause and fix, not only the answer.")
-GPU_HOUR = click.option("--gpu-hour", type=PriceType(0), metavar="PRICE", help="State the cost in money, too.")
+GPU_HOUR = click.option("--gpu-hour", type=PRICE, metavar="PRICE", help="State the cost in money, too.")
 HTML = click.option("--html", type=OUT, metavar="FILE", help="Write one page that needs no network, with figures.")
 #: Units of times in traces.
 UNIT = click.Choice(["s", "ms", "us", "ns"])

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base import memory
-from tracekit.base.arguments import OUT, OUT_STORE, PATH
+from tracekit.base.arguments import OUT, OUT_STORE, PATH, FiniteRange
 from tracekit.base.errors import ExitCode, SelectionError, TracekitError
 from tracekit.base.paths import command, quoted
 from tracekit.base.processes import answers_of, serve
@@ -201,7 +201,7 @@ def _missing(readings: Sequence[_Reading], store: Store) -> Iterator[_Reading]:
 @AS_JSON
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from msgspec import structs
 
-from tracekit.base.arguments import OUT, STORE_PATH
+from tracekit.base.arguments import OUT, STORE_PATH, FiniteRange
 from tracekit.base.errors import ExitCode, NotStoredError, OutputError, SelectionError
 from tracekit.base.paths import command
 from tracekit.base.stderr import progress
@@ -149,15 +149,31 @@ def _json(value: object) -> str | None:
     return None if value is None else json.dumps(value, default=str)
 
 
+def _takes_job(body: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the job that is its argument, and its store; an argument that is a store counts as the store."""
+
+    @click.argument("job", required=False, shell_complete=job_names)
+    @STORE
+    @functools.wraps(body)
+    def with_job(job: str | None, store: Path | None, **options: object) -> None:
+        from tracekit.live.watch import is_expected
+
+        path = None if job is None else Path(job)
+        if path is None or not (is_a(Content.STORE, path) or is_expected(path)):
+            return body(job, store, **options)
+        return body(None, _only_store(path, store), **options)
+
+    return with_job
+
+
 @click.command("top")
-@click.argument("job", required=False, shell_complete=job_names)
-@STORE
-@click.option("--every", type=click.FloatRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
+@_takes_job
+@click.option("--every", type=FiniteRange(min=0.2), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print one screen and leave.")
 def top_command(job: str | None, store: Path | None, every: float, once: bool) -> None:
     """Show a running JOB: verdict, culprit, what to check, loss over its windows, map of workers.
 
-    JOB is by default the one whose newest window was added last. Ctrl-C ends it.
+    JOB may be a store instead. JOB is by default the one whose newest window was added last. Ctrl-C ends it.
     """
     from rich.live import Live
     from rich.text import Text
@@ -194,23 +210,24 @@ def _takes_store(body: Callable[..., _Code]) -> Callable[..., _Code]:
     def with_store(path: Path | None, store: Path | None, **options: object) -> _Code:
         from tracekit.store import default_store
 
-        if path is not None and store is not None:
-            raise SelectionError(f"two stores, {path} and {store}; give one, without --store")
-        return body(path or store or default_store(), **options)
+        return body(_only_store(path, store) or default_store(), **options)
 
     return with_store
 
 
-def _name_of_job(context: click.Context, parameter: click.Parameter, job: str | None) -> str | None:
+def _only_store(path: Path | None, store: Path | None) -> Path | None:
+    """The store that is an argument, or that of --store. Raises SelectionError if there are two."""
+    if path is not None and store is not None:
+        raise SelectionError(f"two stores, {path} and {store}; give one, without --store")
+    return path or store
+
+
+def _name_of_job(context: click.Context, _: click.Parameter, job: str) -> str:
     """A job's name. Raises SelectionError for the path of a store."""
-    if job is not None and is_a(Content.STORE, path := Path(job)):
-        right = command("store", str(context.info_name), *["JOB"] * parameter.required, "--store", path)
+    if is_a(Content.STORE, path := Path(job)):
+        right = command("store", str(context.info_name), "JOB", "--store", path)
         raise SelectionError(f"{job}: a store, not a job; type `{right}`")
     return job
-
-
-def _job_argument(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.argument("job", required=required, shell_complete=job_names, callback=_name_of_job)
 
 
 @click.group("store")
@@ -251,7 +268,7 @@ def list_command(source: JobArguments) -> None:
 
 
 @store_command.command()
-@_job_argument(required=True)
+@click.argument("job", shell_complete=job_names, callback=_name_of_job)
 @STORE
 def windows(job: str, store: Path | None) -> None:
     """List the windows of JOB, oldest first."""
@@ -262,11 +279,13 @@ def windows(job: str, store: Path | None) -> None:
 
 
 @store_command.command()
-@_job_argument(required=False)
-@STORE
+@_takes_job
 @click.option("--open", "only_open", is_flag=True, help="Only those that are open.")
 def incidents(job: str | None, store: Path | None, only_open: bool) -> None:
-    """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long."""
+    """List the incidents of JOB, or of all jobs, newest first: which cause acted on it, when, and for how long.
+
+    JOB may be a store instead.
+    """
     from tracekit.dashboards.terminal.top import print_incidents
 
     opened = store_at(store)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tracekit.base.errors import StoreBusyError, StoreError
@@ -216,6 +217,11 @@ class StoreChanges:
         return changes
 
 
+def is_expected(path: Path) -> bool:
+    """Whether a path is that of a store that is not there yet, by its name."""
+    return object_url(path) is None and path.name.endswith(STORE_ENDING) and not os.path.lexists(path)
+
+
 def await_store(store: Store) -> None:
     """Wait until the store is there, and say so. Raises StoreError if something else is in its place, or if it is in
     object storage and not there.
@@ -223,7 +229,7 @@ def await_store(store: Store) -> None:
     A dashboard or a screen is often opened before the job has its first window.
     """
     path = store.path
-    if object_url(path) is None and path.name.endswith(STORE_ENDING) and not os.path.lexists(path):
+    if is_expected(path):
         say(f"tracekit: {printable(str(path))}: no store there yet; waiting for its first window (Ctrl-C ends it)")
         while not (store.is_store() or path.is_file()):
             time.sleep(POLL_S)

@@ -52,8 +52,9 @@ def damages(store: Store, show_stage: ShowStage = lambda _: None) -> Iterator[st
     unsafe = dict.fromkeys(folder.unsafe())
     yield from _not_in_progress(store, folder, list(_damaged_windows(folder, windows, show_stage, unsafe)))
     yield from unsafe
-    if line := _unless_unsafe(folder.damaged_note, None):
-        yield line
+    for damage_of in (folder.damaged_mark, folder.damaged_note):
+        if line := _unless_unsafe(damage_of, None):
+            yield line
     yield from map(str, _damaged_hangs(store).values())
 
 
@@ -117,13 +118,12 @@ def repair(store: Store, analyse: Analyse, show_stage: ShowStage = lambda _: Non
                 raise StoreError(
                     f"{folder.path / JOBS}: is missing with the files of all jobs; bring it back, or remove the store"
                 )
-    note = _unless_unsafe(folder.damaged_note, None)
+    mark, note = (_unless_unsafe(damage_of, None) for damage_of in (folder.damaged_mark, folder.damaged_note))
     unsafe = dict.fromkeys(folder.unsafe())
     with store.writing(rebuilding=rebuilding, repairing=True) as writer:
         dropped = list(writer.catalogue.remove_impossible())
         lines = [f"{line}: dropped" for _, line in dropped]
-        if note:
-            lines.append(f"dropped; {note}")
+        lines += [f"{verb}; {line}" for verb, line in (("renewed", mark), ("dropped", note)) if line]
         if rebuilding or any(table == "windows" for table, _ in dropped):
             lines += _recover_windows(writer.catalogue, folder, show_stage)
         unnamed = _unnamed(writer.catalogue, folder)

@@ -27,12 +27,16 @@ from tracekit.base.atomic_write import Kind, OutputPlace
 from tracekit.base.contained import Contained, opened_through_links
 from tracekit.base.errors import StoreBusyError, StoreError, UnsafeFileError
 from tracekit.base.paths import adding, command
+from tracekit.base.stderr import say
+from tracekit.base.text import printable
 
 if TYPE_CHECKING:
     import duckdb
 
 #: How long a writer waits for another one.
 LOCK_TIMEOUT_S = 60.0
+#: A writer that waits for longer says so: most wait for a moment.
+WAIT_SHOWN_AFTER_S = 1.0
 _POLL_S = 0.05
 _COPY_PREFIX = ".tracekit.store-"
 _BY_DESCRIPTOR = "/proc/self/fd/{}"
@@ -152,9 +156,13 @@ def locked(path: Path) -> Iterator[None]:
 
     Raises StoreBusyError if that takes too long, OutputError if the lock cannot be written.
     """
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    began, shown = time.monotonic(), False
     while (lock := _lock(path)) is None:
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s >= WAIT_SHOWN_AFTER_S and not shown:
+            say(f"tracekit: {printable(str(path.parent))}: waiting for another writer, at most {LOCK_TIMEOUT_S:.0f} s")
+            shown = True
+        if waited_s > LOCK_TIMEOUT_S:
             raise StoreBusyError(
                 f"{path.parent}: another process has been writing the store for {LOCK_TIMEOUT_S:.0f} s;"
                 " try again when it is done"
@@ -218,20 +226,26 @@ def _remove_copies(folder: Contained) -> None:
 
 
 @contextmanager
-def connected(path: Path, store: Path | str, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open the DuckDB file `path` of a store, named in errors. Raises StoreError, StoreBusyError if it is in use."""
+def connected(
+    path: Path, store: Path | str, *, read_only: bool, copy_of: Path | None = None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open the DuckDB file `path` of a store, named in errors; those of a copy name the file next to it that it is a
+    `copy_of`. Raises StoreError, StoreBusyError if it is in use.
+    """
     import duckdb
 
     try:
         with _reading(path, store) if read_only else _changing(path) as connection:
             yield connection
     except duckdb.Error as error:
-        reason = _PATH_BY_DESCRIPTOR.sub(lambda _: str(path), str(error).splitlines()[0])
+        original = copy_of or path
+        reason = _PATH_BY_DESCRIPTOR.sub(lambda _: str(original), str(error).splitlines()[0])
+        reason = reason.replace(path.name, original.name)
         if "Could not set lock" not in reason:
             advice = "copy it again"
             if isinstance(store, Path):
                 repair = command("store", "repair", "--store", store)
-                advice = f"delete {path}, then `{repair}` rebuilds it from the traces, without incidents"
+                advice = f"delete {original}, then `{repair}` rebuilds it from the traces, without incidents"
             raise StoreError(f"{store}: DuckDB cannot use the store: {reason}; if it is damaged, {advice}") from None
         raise StoreBusyError(
             f"{store}: another process has the store open (it takes one writer, or readers only); try again when it is"

@@ -62,7 +62,7 @@ MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb"
 #: Files of `tracekit.live`: incidents that each receiver has been told of, and tracebacks.
 DELIVERIES, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
-_MARK_TEXT = "This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
+_MARK_TEXT = b"This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
 _CHUNK = 1 << 20
 #: A line of the note of unfinished windows: job and number.
 _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
@@ -263,7 +263,7 @@ class Folder:
             if not self.path.exists():
                 is_new = parent.make_folder(self.path.name)
             with self.contained.new(MARK) as mark:
-                mark.write(_MARK_TEXT.encode())
+                mark.write(_MARK_TEXT)
                 mark.flush()
                 os.fsync(mark.fileno())
             parent.sync_folder()
@@ -379,6 +379,25 @@ class Folder:
             f"{self.path / UNFINISHED}: {short(repr(damaged[0]))} notes no window; the next writer, such as"
             f" `{self._repair}`, drops it"
         )
+
+    def damaged_mark(self) -> str | None:
+        """A line about a mark that is not as it was written; None if it is, or the first writer is still at work. The
+        next writer renews it. Raises UnsafeFileError.
+        """
+        if not self.has_catalogue() or self._has_mark():
+            return None
+        return f"{self.path / MARK}: is not as it was written; the next writer, such as `{self._repair}`, renews it"
+
+    def renew_mark(self) -> None:
+        """Write the mark anew unless it is as it was written: it was damaged, or a first writer killed."""
+        if not self._has_mark():
+            self.contained.put(MARK, _MARK_TEXT)
+
+    def _has_mark(self) -> bool:
+        try:
+            return self.contained.read(MARK) == _MARK_TEXT
+        except FileNotFoundError:
+            return False
 
     def clear_unfinished(self) -> None:
         """Remove files of the noted windows that the catalogue does not name, and the note."""

@@ -70,7 +70,7 @@ FROM incidents JOIN jobs USING (job_id) LEFT JOIN watches USING (job_id) LEFT JO
      LEFT JOIN windows AS opened ON opened.job_id = jobs.job_id AND opened.number = opened_window
      LEFT JOIN windows AS seen ON seen.job_id = jobs.job_id AND seen.number = seen_window
 WHERE ($name IS NULL OR jobs.name = $name) AND (closed_at IS NULL OR NOT $open)
-    AND (closed_at IS NULL OR incident_id > $after OR list_contains($known::INTEGER[], incident_id))
+    AND (closed_at IS NULL OR incident_id > $after OR list_contains($numbers::INTEGER[], incident_id))
 QUALIFY $most IS NULL OR row_number() OVER (PARTITION BY closed_at IS NULL ORDER BY incident_id DESC) <= $most
 ORDER BY incident_id DESC
 """
@@ -250,7 +250,7 @@ class LiveTables:
 
         `most`: limit for the open ones, and for the closed ones.
         """
-        which = {"name": name, "open": only_open, "after": after, "known": list(numbers), "most": most}
+        which = {"name": name, "open": only_open, "after": after, "numbers": list(numbers), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(

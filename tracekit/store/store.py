@@ -473,6 +473,7 @@ def changing(folder: Folder, *, rebuilding: bool) -> Iterator[Writer]:
     """
     is_new = folder.make()
     with locked(folder.catalogue):
+        folder.renew_mark()
         try:
             with catalogue_copy(folder.catalogue) as copy:
                 yield from _on_copy(folder, copy, rebuilding=rebuilding)
@@ -492,7 +493,7 @@ def _on_copy(folder: Folder, copy: CatalogueCopy, *, rebuilding: bool) -> Iterat
         with connected(folder.catalogue, folder.path, read_only=True):  # no other process has it open for writing
             copy.fill()
     try:
-        with connected(copy.path, folder.path, read_only=False) as connection:
+        with connected(copy.path, folder.path, read_only=False, copy_of=folder.catalogue) as connection:
             open_catalogue = Catalogue.existing if copy.replaces else Catalogue.new
             writer = Writer(folder, open_catalogue(connection, folder.path))
             connection.begin()

@@ -92,7 +92,7 @@ def read_life(results: Results, job: str, since: float, until: float) -> Life | 
     visible = [event for event in events if event.end_s >= since and event.start_s <= until]
     return Life(
         _with_rates(spans),
-        _losses(results, job, since, until, parts),
+        _losses(results, job, since, until, parts, spans),
         tuple(sorted(visible, key=lambda event: event.start_s)),
     )
 
@@ -179,15 +179,24 @@ def _with_rates(spans: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _losses(results: Results, job: str, since: float, until: float, parts: pl.DataFrame) -> pl.DataFrame:
+def _losses(
+    results: Results, job: str, since: float, until: float, parts: pl.DataFrame, spans: pl.DataFrame
+) -> pl.DataFrame:
+    """`Life.losses`: those of a part count wherever steps of it were recorded."""
+    stretch = pl.col("broken").cum_sum().alias("stretch")
+    stretches = spans.group_by(pl.col("window").alias("last"), stretch).agg(
+        pl.col("start_s").min(), pl.col("end_s").max()
+    )
     losses = results.losses(job, MOST_SPANS, since, until)
     largest = losses.group_by("kind").agg(pl.col("lost_s").sum()).sort("lost_s", "kind", descending=True)["kind"]
     shown_kind = pl.when(pl.col("kind").is_in(largest[:MOST_KINDS].to_list())).then("kind").otherwise(pl.lit("others"))
     return (
         losses.group_by("span", shown_kind.alias("kind"))
         .agg(pl.col("lost_s").sum())
-        .join(parts.select("span", "start_s", "end_s", "steps"), on="span")
+        .join(parts.select("span", "last", "steps"), on="span")
+        .join(stretches.cast({"last": parts.schema["last"]}), on="last")
         .with_columns(pl.col("lost_s") / pl.col("steps"))
+        .select("start_s", "end_s", "kind", "lost_s")
         .sort("start_s", "kind")
     )
 

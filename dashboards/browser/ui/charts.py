@@ -17,6 +17,7 @@ from tracekit.base.text import cost_alone, seconds
 from tracekit.dashboards.browser.data.view_state import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
+from tracekit.dashboards.figures.charts import gaps_before
 from tracekit.dashboards.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
 from tracekit.dashboards.theme import ink_on
 from tracekit.report.tables import OfStep
@@ -92,14 +93,19 @@ def _mark(content: Any, where: str, words: str, **more: Any) -> Component:
 
 
 def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Component:
-    """Recorded time of each step, with its loss by the verdict on top. `links`: the timeline of each bar."""
+    """Recorded time of each step, with its loss by the verdict on top, and a space where steps were not recorded.
+    `links`: the timeline of each bar.
+    """
     block = -(-len(by_step) // MOST_BARS)
     steps = [max(by_step[i : i + block], key=lambda row: row.recorded_s) for i in range(0, len(by_step), block)]
     slowest = max(steps, key=lambda row: row.recorded_s)
     top = slowest.recorded_s
     theme = viewer().theme
     bars: list[Component] = []
-    for row in steps:
+    gaps = {-(-gap // block) for gap in gaps_before(np.array([row.step for row in by_step])).tolist()}
+    for number, row in enumerate(steps):
+        if number in gaps:
+            bars.append(html.Span(className="gap", title="steps that were not recorded"))
         lost_s = min(row.lost_s or 0.0, row.recorded_s)
         words = f"step {row.step}: {seconds(row.recorded_s)}, {seconds(lost_s)} lost"
         without_loss = 1.0 - lost_s / row.recorded_s if row.recorded_s else 1.0

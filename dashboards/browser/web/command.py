@@ -20,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from tracekit.base.arguments import PATH, STORE_PATH
+from tracekit.base.arguments import PATH, PRICE, STORE_PATH
 from tracekit.base.errors import SelectionError
 from tracekit.base.paths import absolute, command, shown
 from tracekit.base.text import printable
@@ -40,7 +40,7 @@ _EXTRAS = ("dash", "flask_compress", "plotly", "waitress")
 @click.option(
     "--public-url", metavar="URL", help="Where browsers find it behind a reverse proxy: https://HOST/PREFIX/."
 )
-@click.option("--gpu-hour", type=click.FloatRange(0, 1e6), metavar="PRICE", help="State what is lost in money, too.")
+@click.option("--gpu-hour", type=PRICE, metavar="PRICE", help="State what is lost in money, too.")
 @click.option("--threads", default=8, show_default=True, type=click.IntRange(1, 256), help="Requests at once.")
 def dashboard_command(
     sources: tuple[Path, ...],
@@ -121,17 +121,18 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
 
     `needed`: raise an error if there is none; with a study, the default store may be missing.
     """
-    from tracekit.live.watch import STORE_ENDING, await_store
+    from tracekit.live.watch import await_store, is_expected
     from tracekit.sources.load import is_a
     from tracekit.sources.source import Content
     from tracekit.store import Store, default_store
 
     stores = [source for source in sources if is_a(Content.STORE, source)]
-    expected = [source for source in sources if source.name.endswith(STORE_ENDING) and not os.path.lexists(source)]
+    expected = [source for source in sources if is_expected(source)]
     if not sources or (len(sources) == 1 and (stores or expected)):
         store = sources[0] if sources else default_store()
         if sources or needed:
             await_store(Store(store))
+            Store(store).jobs()  # a damaged catalogue is an error now, not on every page
         return absolute(store), lambda: None
     if stores:
         raise SelectionError(

@@ -21,6 +21,7 @@ from tracekit.analysis.job.best_plans import sentence
 from tracekit.analysis.plans.best_plans import Bounds, SearchResult, search, space_size, step_times, timed
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import buckets_of_size, optimize
+from tracekit.base.errors import SelectionError
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
@@ -182,13 +183,15 @@ def test_less_memory_never_makes_a_plan_faster() -> None:
 
 def test_without_figures_of_memory_plans_are_compared_by_time_only() -> None:
     model = draw(8, layers=5, stages=2)
-    model["memory_gb"] = 0.1
     for layer in model["layers"]:
         del layer["state_gb"]
     result = optimize(msgspec.convert(model, PlanModel))
     assert result.plans[0].memory_gb is None
     assert result.front == []
     assert "by time only" in result.notes[-1]
+    model["memory_gb"] = 0.1
+    with pytest.raises(SelectionError, match=r"whether a plan fits into 0\.1 GB is unknown"):
+        optimize(msgspec.convert(model, PlanModel))
 
 
 def test_buckets_of_one_size_can_begin_with_a_small_one() -> None:

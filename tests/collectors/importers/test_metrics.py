@@ -194,7 +194,7 @@ def test_what_a_server_can_do_wrong_is_one_line(tmp_path: Path, monkeypatch: pyt
     answers: dict[str, Callable[[http.server.BaseHTTPRequestHandler], object]] = {
         "answers 422: query processing would load too many samples": lambda handler: reply(handler, refusal, 422),
         "answers 404: Not Found": lambda handler: handler.send_error(404),
-        "no answer within": lambda _: released.wait(30),
+        "no whole answer within 0.5 s": lambda _: released.wait(30),
         "not an answer of Prometheus": lambda handler: reply(handler, {"data": 1}),
         "no samples of": lambda handler: reply(handler, as_answer(FRAME.clear())),
         "an answer has more than 0 MiB": lambda handler: reply(handler, " " * 10_000),
@@ -203,10 +203,19 @@ def test_what_a_server_can_do_wrong_is_one_line(tmp_path: Path, monkeypatch: pyt
     for why, answer in answers.items():
         with case(why), serving(lambda handler, answer=answer: answer(handler)) as url:  # type: ignore[misc]
             ran = run("metrics", "test", url, "--suspect", SUSPECT)
-            if why == "no answer within":
+            if why.startswith("no whole answer"):
                 released.set()
             assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
             assert why in ran.err
+
+
+def test_a_server_that_never_answers_is_given_the_time_that_the_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SILENCE_S", 0.5)
+    released = threading.Event()
+    with serving(lambda _: released.wait(30)) as url:
+        ran = run("metrics", "doctor", url)
+        released.set()
+    assert (ran.code, ran.err) == (2, f"tracekit: {url}: no answer within 0.5 s\n")
 
 
 def test_a_password_stays_with_the_server_that_it_is_for() -> None:

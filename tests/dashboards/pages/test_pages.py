@@ -35,6 +35,12 @@ def whatif(store: Path, job: str) -> dict[str, Any]:
     return report
 
 
+def test_bars_of_steps_leave_a_space_where_steps_were_not_recorded(sample_store: Path) -> None:
+    """The sample has steps 100 to 109, 200 and 201."""
+    (bars,) = found(Pages(sample_store).page("/job", job="slow-worker"), "Div", "bars")
+    assert [getattr(bar, "className", None) == "gap" for bar in bars.children] == [False] * 10 + [True] + [False] * 2
+
+
 @pytest.mark.every_push
 def test_every_job_is_in_the_table_the_one_that_loses_most_first(visit: Visit, serving: Serving) -> None:
     names = visit("/", theme="dark").locator("#jobs a.job").all_inner_texts()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -163,6 +164,18 @@ def test_losses_are_all_that_the_bill_of_a_window_has(tmp_path: Path) -> None:
     assert dict(lost.select("kind", "lost_s").iter_rows()) == pytest.approx(
         {"bad-worker": 0.020, "congestion": 0.016, "python-gc": 0.012, "late-data": 0.012, "unexplained": 0.004}
     )
+
+
+def test_losses_of_a_window_leave_out_when_no_step_was_recorded(tmp_path: Path) -> None:
+    """Steps 0 and 1 begin at 0 and 10 s, steps 10 and 11 at 100 and 110 s; each takes 0.51 s."""
+    store, ran, later = Store(tmp_path / "s.store"), trace(slow=True), {0: 0, 1: 1, 2: 10, 3: 11}
+    ops = ran.ops.with_columns(pl.col("step").replace(later))
+    store.append(analysed(replace(ran, ops=ops, step_starts={step: BEGIN + 10 * step for step in later.values()})))
+    life = read_life(Results(store.path), "live", *EVER)
+    assert life is not None
+    stretches = life.losses.select(pl.col("start_s") - BEGIN, pl.col("end_s") - BEGIN).unique().sort("start_s").rows()
+    assert stretches == [pytest.approx((0, 10.51), abs=1e-6), pytest.approx((100, 110.51), abs=1e-6)]
+    assert life.losses["lost_s"].n_unique() == life.losses["kind"].n_unique()
 
 
 def test_of_many_windows_a_span_is_several_and_their_mean_is_that_of_their_steps(
