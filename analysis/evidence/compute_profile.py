@@ -155,7 +155,7 @@ def profile_computes(
     `other_work_s`: seconds of other kinds of work, [kinds, stages, steps, dp_ranks], if workers share cores.
     """
     grid = table.grid
-    base = lower_median(median(grid, (3, 4)), axis=-1)
+    base = _usual(grid)
     relative = grid / safe(base)[:, :, :, None, None, None]
     position = position_factor(relative)
     if (position != 1).any():
@@ -175,11 +175,19 @@ def profile_computes(
     alike = relative / safe(model.of_workload)
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
-        model = structs.replace(model, base=base * lower_median(median(alike, (3, 4)), axis=-1))
+        model = structs.replace(model, base=base * _usual(alike))
     beyond = median(alike, (2, 3))
     del relative, alike
     none = np.ones(beyond.shape[1:])
     return _factors(grid, model, beyond, none if optimizer is None else optimizer, other_work_s)
+
+
+def _usual(cells: Floats) -> Floats:
+    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks].
+
+    First in each step: of workers that are slow in turn, each would be slow in the usual one of its own steps.
+    """
+    return median(lower_median(median(cells, (3,)), axis=-1), (3,))
 
 
 class _Model(Struct, frozen=True, eq=False):

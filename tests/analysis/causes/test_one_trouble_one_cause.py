@@ -257,6 +257,16 @@ def test_two_ranks_that_are_slow_in_turn_do_not_vary_at_random_too() -> None:
     ]
 
 
+def test_a_stage_of_which_one_half_is_slow_in_each_step_has_no_more_work_than_others() -> None:
+    """Each of its two workers is slow in every second step, so that half of what either computes is slow."""
+    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=2, phase=rank)) for rank in range(2))
+    found = named(Job(shape=Shape(dp=2, pp=4, tp=1, microbatches=4, steps=12), causes=turns))
+    assert sorted((cause.kind, str(cause.where)) for cause in found) == [
+        ("bad-worker", "worker (0,0)"),
+        ("bad-worker", "worker (1,0)"),
+    ]
+
+
 def test_without_a_pipeline_two_ranks_that_are_slow_in_turn_do_not_vary_at_random() -> None:
     """In every third step, neither is slow."""
     turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=3, phase=rank)) for rank in range(2))
