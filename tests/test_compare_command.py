@@ -54,7 +54,7 @@ def test_one_screen_says_who_is_gone_and_what_to_type_next(tmp_path: Path, colum
     assert all(len(line) <= columns for line in lines if not line.startswith("  tracekit"))
     text = " ".join(" ".join(lines).split())
     assert "BETTER: a recorded step takes 763.4 ms instead of 1.11 s, 343.8 ms (31.1%) less" in text
-    assert "Gone rank 9 on host-0001: computes 80% slower than its peers (cost 343.5 ms a step)" in text
+    assert "Gone rank 9 on host-0001: computes 80% slower than its peers (cost 343.4 ms a step)" in text
     assert "New no cause is new" in text
     assert "Cost B loses 0 of 384 GPU-hours a day; A lost 119 of 384" in text
     assert lines[-1] == f"  tracekit whatif {shlex.quote(str(jobs[1]))}"
