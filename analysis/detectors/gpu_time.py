@@ -225,8 +225,8 @@ class StreamWaits(Detector):
         graph, ops = job.graph.ops, job.ops
         if idle_gpu(job) is None or not stream_waits_recorded(job):
             return
-        end, alike = graph.start + graph.duration, (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
-        event = (graph.why == Why.EVENT) & ~alike[graph.before]
+        end, communicates = graph.start + graph.duration, (ops["kind"] == str(KernelClass.COMMUNICATION)).to_numpy()
+        event = (graph.why == Why.EVENT) & ~communicates[graph.before]
         ready = np.full(len(end), -np.inf)
         np.maximum.at(ready, graph.after[~event], end[graph.before[~event]])
         waited_s = end[graph.before] - ready[graph.after]

@@ -102,9 +102,11 @@ class Kept(Struct, frozen=True):
         """What to keep of a recording that is compared in this part."""
         recording, matches = part.recording, part.matches
         left_out = [f"rank {rank} is left out: {why}" for rank, why in part.left_out.items()]
-        alone = len(recording.ranks) > 1 and not matches.matched
-        without_stacks = _without_stacks(recording)
-        nothing = "no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"
+        without_stacks, notes = _without_stacks(recording), [*left_out, *recording.notes]
+        if len(recording.ranks) > 1 and not matches.matched:
+            notes.append(
+                "no collective was found on several ranks: nobody is seen to wait; record ranks of one job together"
+            )
         return cls(
             steps=recording.step_spans["step"].n_unique(),
             world_size=recording.world_size,
@@ -116,7 +118,7 @@ class Kept(Struct, frozen=True):
             idle_s=min((breakdown.idle_s for breakdown in breakdowns(recording)), default=0.0),
             left_out=dict(part.left_out),
             doubts=(*part.doubts, *contradictions(recording)),
-            notes=(*left_out, *recording.notes, *([nothing] if alone else []), *_lacking_stacks(without_stacks)),
+            notes=(*notes, *_lacking_stacks(without_stacks)),
             without_stacks=without_stacks,
             late=late,
             gpus=tuple(times_of(whole, rank) for rank in recording.ranks[:MOST_RANKS]),

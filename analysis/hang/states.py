@@ -129,10 +129,10 @@ def _old_and_new(
     nor than their issue of those it lacks.
     """
     old, waits = pl.col("rank").is_in(stale), members.filter(state=WAITS)
-    together = waits.filter(old).join(waits.filter(~old).select("id"), on="id", how="semi")
+    waiting_together = waits.filter(old).join(waits.filter(~old).select("id"), on="id", how="semi")
     lacks = members.filter(old, state=NOT_ISSUED).join(operations.filter("needs_all").select("id", "since_ns"), on="id")
     later = lacks.join(newest, on="rank").filter(pl.col("newest_ns") >= pl.col("since_ns"))
-    return {*together["rank"], *later["rank"]}
+    return {*waiting_together["rank"], *later["rank"]}
 
 
 def _known_sequences(record: FlightRecord, doubtful: list[int]) -> pl.DataFrame:

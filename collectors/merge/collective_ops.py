@@ -342,7 +342,7 @@ def gradient_figures(
 def _written(
     facts: Mapping[int, Mapping[str, list[Any]]], placement: Placement
 ) -> list[tuple[Mapping[str, Any], list[int]]]:
-    """What the first rank of each stage that wrote something wrote of its gradients, [stages]: that of
+    """What the first rank of each stage with such facts wrote of its gradients, [stages]: that of
     DistributedDataParallel, and the bytes of the layers of its pipeline stages, which a plan can move.
     """
     of_stage: dict[int, tuple[Mapping[str, Any], list[int]]] = {}

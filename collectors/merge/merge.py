@@ -165,8 +165,8 @@ def records_on_one_clock(
     processes: list[dict[str, Any]] = [recording.ranks[rank].facts["process"][0] for rank in sorted(recording.ranks)]
     # One whose host was not measured against another.
     reference = next((process for process in processes if process["host"] not in clocks), processes[0])
-    read = {recorded.rank: recorded.facts.get("device-clock") for recorded in recording.ranks.values()}
-    device_clocks = {rank: fit_device_clock(readings) for rank, readings in read.items() if readings}
+    readings_of_rank = {recorded.rank: recorded.facts.get("device-clock") for recorded in recording.ranks.values()}
+    device_clocks = {rank: fit_device_clock(readings) for rank, readings in readings_of_rank.items() if readings}
     return reference, device_clocks, _records(recording, clocks, reference, device_clocks)
 
 

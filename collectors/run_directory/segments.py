@@ -235,9 +235,9 @@ class Trail:
 
     def check_times(self, records: npt.NDArray[np.void]) -> None:
         """Check that ops end after they begin, and about in the order of the records. Raises FormatError."""
-        back = records["end_ns"] < records["start_ns"]
-        if back.any():
-            worst = records[back][0]
+        backwards = records["end_ns"] < records["start_ns"]
+        if backwards.any():
+            worst = records[backwards][0]
             raise _stepped(f"in step {worst['step']}", int(worst["end_ns"]) - int(worst["start_ns"]))
         on_device = records["flags"] & _DEVICE_CLOCK != 0
         self._check_steps(records[(records["category"] == _STEP) & ~on_device])

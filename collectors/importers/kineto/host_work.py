@@ -137,9 +137,9 @@ def host_work(
     reason[before_calls - count[2] : before_calls] = _launching(operators, rows_of(calls, np.flatnonzero(launches)))
     reason[before_calls:] = _reasons_of_calls(calls, waits, names)
     around, parent = np.empty((len(_AROUND), count[3]), np.int32), np.empty(len(name), np.int32)
-    (begun, ended), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
+    (begins, ends), (what, where) = np.empty((2, 2 * len(name))), np.empty((2, 2 * len(name)), np.int32)
     pieces, whats = nest_spans(
-        thread, begin, end, name, inputs[order], flags, reason[order], begun, ended, what, where, around, parent
+        thread, begin, end, name, inputs[order], flags, reason[order], begins, ends, what, where, around, parent
     )
     kinds = (EventKind.NOTE, EventKind.FUNCTION, EventKind.OPERATOR, EventKind.CALL)
     kind = np.repeat(np.array(kinds, np.uint8), count)
@@ -154,8 +154,8 @@ def host_work(
     recorded_s[call] = recorded_before(events, cost, pace)[order >= before_calls]
     return HostWork(
         pieces={
-            "thread": where[:pieces].copy(), "start": begun[:pieces].copy(),
-            "duration": ended[:pieces] - begun[:pieces], "what": what[:pieces].copy(),
+            "thread": where[:pieces].copy(), "start": begins[:pieces].copy(),
+            "duration": ends[:pieces] - begins[:pieces], "what": what[:pieces].copy(),
         },
         whats=tuple(_whats(np.frombuffer(whats, np.int32).reshape(-1, 5), names)),
         around=dict(zip(_AROUND, in_order, strict=True)),
