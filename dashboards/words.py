@@ -270,7 +270,7 @@ def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
     return f"from {since:{dated}} to {until:{dated}} {until:%Z}"
 
 
-def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
+def run_rows(report: Report) -> Iterator[tuple[str, str]]:
     """Name and words of what else to say about a run: further causes, what to do, what the verdict covers, and the
     newest window. Nothing for a report on one window.
     """
@@ -278,7 +278,7 @@ def run_rows(report: Report, zone: tzinfo = UTC) -> Iterator[tuple[str, str]]:
     if run is None:
         return
     others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:_MOST_RUN_CAUSES]
-    yield from (("" if number else "Then", cause_sentence(cause, zone, run)) for number, cause in enumerate(others))
+    yield from (("" if number else "Then", cause_sentence(cause, UTC, run)) for number, cause in enumerate(others))
     if run.lost_s > 0:
         hours = three_digits(run.gpu_hours_lost)
         yield "Lost", f"{hours} GPU-hours in all, {share_words(run, run.lost_s)}; `tracekit bill` has every hour"

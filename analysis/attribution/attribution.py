@@ -53,6 +53,8 @@ SMALLEST_SLOWDOWN = 0.98
 #: headline from the larger share on.
 SMALLEST_UNEXPLAINED, HEADLINE_UNEXPLAINED = 0.02, 0.05
 _ERRORS = 3.0
+#: Workers with gaps that a text names.
+_MOST_WORKERS = 3
 #: Noise is within this many standard deviations of the usual op.
 LARGEST_NOISE = 3.0
 #: Compare about so many ops at a time, so that they stay in the cache.
@@ -193,11 +195,6 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     def worker_slowdown_approx(self) -> Floats:
         """The paper's approximation min(S_dp, S_pp), [dp_ranks, stages]."""
         return np.minimum(self.dp_rank_slowdown[:, None], self.stage_slowdown[None, :])
-
-    @property
-    def kind_slowdown(self) -> dict[str, float]:
-        """S of each reported kind."""
-        return {name: float(times.mean()) / self.ideal_s for name, times in self.by_kind.items()}
 
     def errors(self, times: Floats) -> Floats:
         """Half the width of the 95 % interval of S of scenarios, [steps, scenarios] -> [scenarios], from blocks as long
@@ -345,7 +342,7 @@ def waste(slowdown: float) -> float:
     return 1 - 1 / slowdown
 
 
-def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
+def gaps_text(gaps: Sequence[Gap]) -> str:
     """The gaps as a phrase: the ops and their workers, how many, in how many steps."""
     by_kind: dict[OpKind, list[Gap]] = {}
     for gap in gaps:
@@ -353,7 +350,8 @@ def gaps_text(gaps: Sequence[Gap], *, most: int = 3) -> str:
     parts = []
     for kind, of_kind in by_kind.items():
         workers = [str(gap.worker) for gap in of_kind]
-        named = ", ".join(workers[:most]) + (f" and {len(workers) - most} more" if len(workers) > most else "")
+        more = len(workers) - _MOST_WORKERS
+        named = ", ".join(workers[:_MOST_WORKERS]) + (f" and {more} more" if more > 0 else "")
         steps = len({step for gap in of_kind for step in gap.steps})
         ops = sum(gap.ops for gap in of_kind)
         parts.append(f"{ops:,} {kind} of worker{'s' if len(workers) > 1 else ''} {named} in {steps:,} steps")

@@ -81,7 +81,8 @@ class NamedLoss(Struct, frozen=True, eq=False):
     `headline_s`: what that kind costs; `lost_s`: what the job loses in all, of `whole_s`, of which `returning_s` will
     be lost again; seconds of the mean step, or of the recording. `step_lost_s`: what each step loses, seconds, [steps].
     `leading`: the findings that cause it, the costliest first. `losses`: each kind of loss, the one to name first.
-    `parts`: what S consists of. `of_mean_ops`: whether the loss is relative to ops of mean duration.
+    `parts`: what S consists of. `of_mean_ops`: whether the loss is relative to ops of mean duration. `formula`: what
+    `lost_s` is the value of.
     """
 
     kind: LossKind
@@ -95,6 +96,7 @@ class NamedLoss(Struct, frozen=True, eq=False):
     losses: tuple[LossWithCauses, ...]
     parts: Parts
     of_mean_ops: bool = False
+    formula: str = ""
 
     @property
     def share(self) -> float:
@@ -110,6 +112,20 @@ class NamedLoss(Struct, frozen=True, eq=False):
     def first_cause(self) -> Cause | None:
         """The first cause of the largest loss that has one; None if no loss has a known cause."""
         return next((cause for loss in self.losses for cause in loss.causes), None)
+
+
+def loss_formula(losses: Sequence[LossWithCauses], *, of_mean_ops: bool, whole: str = "step", by_rank: bool) -> str:
+    """What the total loss is the value of. `by_rank`: without a cause, its ranks run at the pace of their peers."""
+    first, formula = next(iter(losses), None), "T(kept) - T(kept, without the named causes)"
+    if of_mean_ops or first is None:
+        return "T(original) - T(ideal)"
+    if first.kind is LossKind.COMMUNICATION and not first.causes:
+        return "T(original) - T(original, communication takes no time)"
+    if by_rank and first.causes and first.causes[0].where.ranks:
+        return "T(kept) - T(kept, this rank at the pace of its peers)"
+    if whole == "recording" and first.causes:
+        return "what the first cause costs, see Cause"
+    return formula if len(losses) == 1 else f"the most of {formula} and what one kind of loss costs"
 
 
 class Assessment(Struct, frozen=True, eq=False):
@@ -291,6 +307,7 @@ def verdict_of(
         who=answer.who,
         cost=answer.cost,
         action=answer.action,
+        formula=headline.formula,
     )
 
 

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.detectors.detector import detector_of
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of, loss_formula
 from tracekit.analysis.diagnosis.price import PricedFix
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
@@ -80,6 +80,8 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         explained_s = lost_s if leading else 0.0
         if lost_s > whole_s:  # it lies in few steps, and the usual one is shorter
             whole_s = job.recorded_s
+        losses = (LossWithCauses(loss, lost_s, leading, explained_s),) if lost_s > 0 else ()
+        of_mean_ops = loss is LossKind.STRAGGLER and not leading
         return NamedLoss(
             kind=kind,
             sentence=self.sentence(kind, leading, lost_s),
@@ -89,9 +91,10 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             returning_s=lost_s * (leading[0].returning_share if leading else 1.0),
             step_lost_s=np.full(len(job.steps), lost_s),
             leading=leading,
-            losses=(LossWithCauses(loss, lost_s, leading, explained_s),) if lost_s > 0 else (),
+            losses=losses,
             parts=parts_of_s(job),
-            of_mean_ops=loss is LossKind.STRAGGLER and not leading,
+            of_mean_ops=of_mean_ops,
+            formula=loss_formula(losses, of_mean_ops=of_mean_ops, whole=job.whole, by_rank=True),
         )
 
     def lost_s(self, leading: Sequence[Cause], lost_s: float, whole_s: float) -> float:

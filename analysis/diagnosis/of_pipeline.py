@@ -24,7 +24,14 @@ from tracekit.analysis.attribution.attribution import (
 )
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of, doubts_of
+from tracekit.analysis.diagnosis.diagnosis import (
+    Assessment,
+    LossWithCauses,
+    NamedLoss,
+    changes_of,
+    doubts_of,
+    loss_formula,
+)
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
@@ -132,6 +139,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
         rest = rest_words(job, parts) or ""
         once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
+        of_mean_ops = lost_s == straggling_s(job, causes, parts)
         return NamedLoss(
             kind=named.kind,
             sentence=named.sentence if rest in named.sentence else f"{named.sentence}; {rest}",
@@ -143,7 +151,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             leading=leading,
             losses=tuple(losses),
             parts=parts,
-            of_mean_ops=lost_s == straggling_s(job, causes, parts),
+            of_mean_ops=of_mean_ops,
+            formula=loss_formula(losses, of_mean_ops=of_mean_ops, by_rank=False),
         )
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:

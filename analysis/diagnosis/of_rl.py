@@ -12,7 +12,7 @@ import numpy as np
 from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.detector import FINDINGS, detector_of
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of, loss_formula
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.rl.account import RlAccount, first_line
@@ -64,6 +64,7 @@ class RlAssessment(Assessment, frozen=True, eq=False):
             leading=leading,
             losses=tuple(losses) if leading else (),
             parts=job.noise,
+            formula=loss_formula(losses if leading else (), of_mean_ops=False, by_rank=True),
         )
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:

@@ -36,7 +36,6 @@ from tracekit.dashboards.terminal.tables import (
 )
 from tracekit.dashboards.words import fix_table, published_difference, worker_label
 from tracekit.report.conclusions import Culprit, Finding, Fix
-from tracekit.report.finding import LossKind
 from tracekit.report.questions import Optimum, change_text
 from tracekit.report.report import Report
 from tracekit.report.tables import Contribution
@@ -222,7 +221,7 @@ def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
         return {}
     base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
     rows = {
-        "Lost": f"{_how_lost(report)} = {seconds(verdict.lost_s)} {of_whole(report.job.whole)}",
+        "Lost": f"{verdict.formula or 'as diagnosed'} = {seconds(verdict.lost_s)} {of_whole(report.job.whole)}",
         "Share": f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%}",
     }
     if not report.daily:
@@ -233,20 +232,6 @@ def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
         money = verdict.lost_gpu_hours_per_day * gpu_hour
         rows["Money"] = f"GPU-hours x price = {lost} x {gpu_hour:g} = {money:,.0f} a day"
     return rows
-
-
-def _how_lost(report: Report) -> str:
-    verdict, loss = report.verdict, report.verdict.losses[0]
-    if verdict.of_mean_ops:
-        return "T(original) - T(ideal)"
-    if loss.kind is LossKind.COMMUNICATION and not loss.causes:
-        return "T(original) - T(original, communication takes no time)"
-    if not report.by_worker and loss.causes and report.findings[loss.causes[0]].where.ranks:
-        return "T(kept) - T(kept, this rank at the pace of its peers)"
-    if report.job.whole == "recording" and loss.causes:
-        return "what the first cause costs, see Cause"
-    formula = "T(kept) - T(kept, without the named causes)"
-    return formula if len(verdict.losses) == 1 else f"the most of {formula} and what one kind of loss costs"
 
 
 def _cause(cause: Finding) -> dict[str, str]:

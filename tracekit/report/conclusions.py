@@ -103,6 +103,7 @@ class Verdict(Struct, frozen=True):
     more work. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to 1, None
     if no cause is named. `parts`: what S consists of, with all causes. `of_mean_ops`: the loss is what S counts,
     compared with mean ops. `first_fix`: the place of the fix to begin with; `who`, `cost`, `action`: as of the answer.
+    `formula`: what `lost_s` is the value of.
     """
 
     kind: LossKind
@@ -121,6 +122,7 @@ class Verdict(Struct, frozen=True):
     who: str | None
     cost: str | None
     action: str | None
+    formula: Maybe[str] = UNSET
     exposed_communication_s: Maybe[Seconds] = UNSET
     culprit: Maybe[RankToBlame | None] = UNSET
 

@@ -41,11 +41,11 @@ from tracekit.trace.op import (
 LARGEST_IN_PROCESS = 8 << 20
 
 
-def read_kineto(paths: Sequence[Path], *, classes: Sequence[str] = (), processes: int | None = None) -> GpuRecording:
-    """Read the recording of one job.
+def read_kineto(paths: Sequence[Path], *, classes: Sequence[str] = ()) -> GpuRecording:
+    """Read the recording of one job, as many files at a time as there are cores.
 
     `paths`: files, and folders searched with all below them. `classes`: the user's own patterns of kernels
-    (`kernel_classes`). `processes`: read that many files at a time [default: one per core].
+    (`kernel_classes`).
 
     Raises FormatError, naming the file, if a file is no such trace, if files contradict each other, or if nothing was
     recorded on a GPU.
@@ -55,7 +55,7 @@ def read_kineto(paths: Sequence[Path], *, classes: Sequence[str] = (), processes
     if not files:
         raise FormatError(f"{paths[0]}: holds no traces of torch.profiler (files that end in {' or '.join(SUFFIXES)})")
     read: list[RankColumns] = []
-    for done, columns_of_file in enumerate(_read_all(files, processes or len(os.sched_getaffinity(0))), 1):
+    for done, columns_of_file in enumerate(_read_all(files, len(os.sched_getaffinity(0))), 1):
         read += columns_of_file
         advance("reading", done, len(files), "files")
     read.sort(key=lambda columns: (files.index(Path(columns.file)), columns.part))

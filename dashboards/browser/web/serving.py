@@ -56,6 +56,8 @@ HANDLE = "/handle"
 _OF_PROXIES = ("x-forwarded", "x-real-ip", "forwarded", "via")
 #: The state of a connection in /proc/net/tcp that has ended; its user is no longer known.
 _TIME_WAIT = "06"
+#: Where Linux lists the connections of this machine.
+_CONNECTIONS = Path("/proc/net")
 #: Paths that Dash itself answers: callbacks of the pages, and the files of its components.
 _DASH, _FILES = "/_dash", "/_dash-component-suites/"
 #: Tables of a report that are a file of their own.
@@ -104,11 +106,11 @@ def handle() -> flask.Response:
     return flask.Response(status=204)
 
 
-def _is_own(connection: Mapping[str, Any], tables: Path = Path("/proc/net")) -> bool:
+def _is_own(connection: Mapping[str, Any]) -> bool:
     """Whether the other end of a connection is a process on this machine of the user who runs this one."""
     try:
         address, port = ipaddress.ip_address(connection["REMOTE_ADDR"]), int(connection["REMOTE_PORT"])
-        table = (tables / ("tcp6" if address.version == 6 else "tcp")).read_text(encoding="ascii")
+        table = (_CONNECTIONS / ("tcp6" if address.version == 6 else "tcp")).read_text(encoding="ascii")
     except (KeyError, ValueError, OSError):
         return False
     words = struct.unpack(f"={len(address.packed) // 4}I", address.packed)

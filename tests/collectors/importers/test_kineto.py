@@ -225,9 +225,10 @@ def test_files_read_in_processes_of_their_own_give_the_same(tmp_path, monkeypatc
     """Three files and two processes."""
     for rank in range(3):
         write(tmp_path / f"rank{rank}.json", document(EVENTS, rank, traceName="host_1.2.pt.trace.json", huge=2**70))
-    alone = read_kineto([tmp_path], processes=1)
+    alone = read_kineto([tmp_path])
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
-    together = read_kineto([tmp_path], processes=2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    together = read_kineto([tmp_path])
     assert together.gpu_ops.equals(alone.gpu_ops)
     assert together.calls.equals(alone.calls)
     assert together.hosts == alone.hosts == dict.fromkeys(range(3), "host")
@@ -238,19 +239,21 @@ def test_a_killed_process_is_one_error_that_names_its_file(tmp_path, monkeypatch
     for rank in range(4):
         write(tmp_path / f"rank{rank}.json", document(EVENTS, rank))
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(
         "tracekit.collectors.importers.kineto.reader._READ", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )
     with pytest.raises(FormatError, match=r"rank\d\.json: the process that read it was killed \(-9\)"):
-        read_kineto([tmp_path], processes=2)
+        read_kineto([tmp_path])
 
 
 def test_what_is_wrong_with_a_file_that_another_process_read_is_said_as_if_read_here(tmp_path, monkeypatch):
     monkeypatch.setattr("tracekit.collectors.importers.kineto.reader.LARGEST_IN_PROCESS", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     write(tmp_path / "rank0.json", document(EVENTS, 0))
     (tmp_path / "rank1.json").write_text("{}")
     with pytest.raises(FormatError, match=r"rank1\.json: not JSON with traceEvents"):
-        read_kineto([tmp_path / "rank0.json", tmp_path / "rank1.json"], processes=2)
+        read_kineto([tmp_path / "rank0.json", tmp_path / "rank1.json"])
 
 
 def test_groups_come_from_the_head_of_the_file_where_arguments_are_cut_short(tmp_path):

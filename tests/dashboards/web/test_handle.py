@@ -47,8 +47,9 @@ def test_the_user_who_runs_the_dashboard_acknowledges_from_the_same_machine(
     assert store.state() != before  # open pages notice
 
 
-def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path) -> None:
+def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.1 and ::1, port 0x1F40 = 8000; two users can have the same address and port to different servers."""
+    monkeypatch.setattr("tracekit.dashboards.browser.web.serving._CONNECTIONS", tmp_path)
     other = os.getuid() + 1
     heads = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid"
 
@@ -57,7 +58,7 @@ def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path) -> 
         (tmp_path / name).write_text("\n".join([heads, *lines]))
 
     def own(address: str, port: Any = "8000") -> bool:
-        return _is_own({"REMOTE_ADDR": address, "REMOTE_PORT": port}, tmp_path)
+        return _is_own({"REMOTE_ADDR": address, "REMOTE_PORT": port})
 
     table("tcp", ("0100007F:1F40", "01", os.getuid()), ("0100007F:1F40", "06", 0), ("0200007F:1F40", "01", other))
     table("tcp6", ("00000000000000000000000001000000:1F40", "01", os.getuid()))
@@ -65,7 +66,7 @@ def test_a_connection_is_judged_by_the_user_of_its_other_end(tmp_path: Path) -> 
     assert (own("127.0.0.2"), own("127.0.0.1", "8001"), own("127.0.0.1", "x"), own("")) == (False,) * 4
     table("tcp", ("0100007F:1F40", "01", os.getuid()), ("0100007F:1F40", "01", other))
     assert not own("127.0.0.1")
-    assert not _is_own({}, tmp_path)
+    assert not _is_own({})
 
 
 def test_a_user_whom_a_proxy_names_acknowledges_in_that_name(store: Store) -> None:
