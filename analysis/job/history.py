@@ -188,4 +188,4 @@ def _saved(job: PipelineJob, slower: list[Slower]) -> float:
         return 0.0
     kinds = f"kind={','.join(_COMPUTES)}"
     parts = [f"rank={','.join(map(str, one.ranks))} and {kinds} * {one.before_s / one.now_s:.9f}" for one in slower]
-    return job.answer(" + ".join(parts)).saved_gpu_hours_per_day
+    return job.answer(" + ".join(parts)).saved_gpu_hours_per_day or 0.0

@@ -109,8 +109,8 @@ class Verdict(Struct, frozen=True):
     headline_s: float
     lost_s: float
     share: float
-    lost_gpu_hours: float
-    lost_gpu_hours_per_day: float
+    lost_gpu_hours: float | None
+    lost_gpu_hours_per_day: float | None
     sentence: str
     confidence: float | None
     losses: list[Loss]

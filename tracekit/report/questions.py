@@ -51,7 +51,7 @@ class Question(Struct, frozen=True):
     step_time_s: float
     saved_s: float
     error_s: float
-    saved_gpu_hours_per_day: float
+    saved_gpu_hours_per_day: float | None
 
 
 class ByLabel(Struct, frozen=True):

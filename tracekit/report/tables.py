@@ -298,7 +298,7 @@ class Outline(Struct, frozen=True):
     source: Literal["pipeline", "ops", "recording", "rl"]
     whole: Literal["step", "recording"]
     sizes: str
-    gpus: int
+    gpus: int | None
     steps: int
     layout: Maybe[Layout] = UNSET
     ops: Maybe[int] = UNSET
