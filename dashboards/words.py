@@ -70,9 +70,9 @@ def answer_rows(
     how many further causes get a row each; the others are only counted. `all_causes`: where a reader finds them.
     """
     yield from run_rows(report)
-    answer, lost = report.answer, ""
-    if gpu_hour is not None and report.daily:
-        lost = f", {report.verdict.lost_gpu_hours_per_day * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
+    answer, lost, hours = report.answer, "", report.verdict.lost_gpu_hours_per_day
+    if gpu_hour is not None and report.daily and hours is not None:
+        lost = f", {hours * gpu_hour:,.0f} a day at {gpu_hour:g} a GPU-hour"
     yield from core_rows(answer, lost, since_words(report))
     others = list(answer.others[:most_causes])
     if more := len(answer.others) - len(others):

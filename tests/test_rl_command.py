@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,7 @@ from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.dashboards.documents.markdown import markdown
 from tracekit.report.rl_step import LossTime
+from tracekit.store import Store
 
 VERL = "".join(
     f"step:{step} - timing_s/gen:60.0 - timing_s/update_actor:30.0 - timing_s/step:100.0\n" for step in range(3)
@@ -285,3 +287,38 @@ def test_words_of_pipelines_are_in_no_report_of_a_log(tmp_path: Path) -> None:
     shown = " ".join(run("whatif", runs, "--fix", "fix=staleness").out.split())
     assert "that fix of the report, all else as recorded" in shown
     assert "peers" not in shown
+
+
+def figures_of_gpus(content: object, name: str = "") -> Iterator[object]:
+    """Every number of GPUs or GPU-hours in a report."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from figures_of_gpus(value, key)
+    elif isinstance(content, list):
+        for value in content:
+            yield from figures_of_gpus(value)
+    elif name == "gpus" or "gpu_hours" in name:
+        yield content
+
+
+def test_gpus_that_nobody_stated_are_unknown_and_so_are_gpu_hours(tmp_path: Path) -> None:
+    log = tmp_path / "verl.log"
+    log.write_text(
+        "".join(f"step:{step} - timing_s/gen:6.0 - timing_s/reward:1.0 - timing_s/step:10.0\n" for step in range(1, 9))
+    )
+    for path in (log, write(tmp_path / "run.jsonl", lines())):
+        with case(path.name):
+            report = json.loads(run("whatif", path, "--fix", "staleness=1", "--json").out)
+            figures = list(figures_of_gpus(report))
+            assert len(figures) > 6
+            assert set(figures) == {None}
+            assert "by_rank" not in report
+            for words in (("whatif", path, "--full", "--explain"), ("whatif", path, "--markdown", "-"), ("rl", path)):
+                assert "GPU-hours" not in run(*words, *(["--gpu-hour", "2"] if words[0] == "whatif" else [])).out
+    store = tmp_path / "jobs.store"
+    assert run("import", log, "--store", store).code == 0
+    (row,) = Store(store).jobs()
+    assert (row.name, row.gives_back) == ("verl.log", None)
+    stated = json.loads(run("rl", tmp_path / "run.jsonl", "--gpus", "rollout=4,trainer=2", "--json").out)
+    assert stated["job"]["gpus"] == 6
+    assert stated["verdict"]["lost_gpu_hours_per_day"] == pytest.approx(stated["verdict"]["share"] * 6 * 24)

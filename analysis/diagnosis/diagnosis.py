@@ -293,8 +293,8 @@ def verdict_of(
         headline_s=headline.headline_s,
         lost_s=headline.lost_s,
         share=headline.share,
-        lost_gpu_hours=headline.lost_s * len(job.steps) * job.gpus / 3600,
-        lost_gpu_hours_per_day=headline.returning_share * job.gpus * 24,
+        lost_gpu_hours=None if job.gpus is None else headline.lost_s * len(job.steps) * job.gpus / 3600,
+        lost_gpu_hours_per_day=job.gpu_hours_per_day(headline.returning_share),
         sentence=headline.sentence,
         confidence=None if leading is None else leading.confidence,
         losses=[
@@ -367,7 +367,7 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     if step is not None and not in_few_steps:
         lost = seconds(headline.lost_s / job.steps_in_whole)
         whole = f"every {seconds(step.value)} step without the profiler"
-    if in_few_steps or not job.daily:
+    if in_few_steps or not job.daily or job.gpus is None:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
         f"{most}{lost} of {whole}{than}"
@@ -419,8 +419,8 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
-    daily = job.daily and cause.once is None
-    a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
+    hours = best.saved_gpu_hours_per_day if job.daily and cause.once is None else None
+    a_day = "" if hours is None else f", {three_digits(hours)} GPU-hours a day"
     step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
         most = "at most " * best.bound

@@ -48,7 +48,7 @@ class PricedFix(Fix, frozen=True, kw_only=True):
 
     new_step_s: float
     saved_s: float
-    saved_gpu_hours_per_day: float
+    saved_gpu_hours_per_day: float | None
     change: Any = None
     reached: str | None = None
     around: bool = False
@@ -176,7 +176,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             where_text=str(plan.where),
             new_step_s=self.job.recorded_s - saved_s,
             saved_s=saved_s,
-            saved_gpu_hours_per_day=share * self.job.gpus * 24,
+            saved_gpu_hours_per_day=self.job.gpu_hours_per_day(share),
             error_s=error_s,
             bound=bound,
             withheld=reason,

@@ -190,14 +190,6 @@ def _usual(cells: Floats) -> Floats:
     return median(lower_median(median(cells, (3,)), axis=-1), (3,))
 
 
-def _usual(cells: Floats) -> Floats:
-    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks].
-
-    First in each step: of workers that are slow in turn, each would be slow in the usual one of its own steps.
-    """
-    return median(lower_median(median(cells, (3,)), axis=-1), (3,))
-
-
 class _Model(Struct, frozen=True, eq=False):
     """The factors found before workers are compared; see `ComputeProfile`.
 

@@ -42,9 +42,9 @@ class RlSubject(Subject, frozen=True, eq=False):
         return structs.replace(account, what_if=[*account.what_if, self.run.price(more)])
 
     @property
-    def gpus(self) -> int:
-        """Those of both roles; if unknown, one for each engine and one for the trainer."""
-        return self.gpus_known or self.account.job.engines + 1
+    def gpus(self) -> int | None:
+        """Those of both roles."""
+        return self.gpus_known
 
     @property
     def lacks(self) -> tuple[Lack, ...]:

@@ -62,8 +62,8 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
 
     @property
     @abstractmethod
-    def gpus(self) -> int:
-        """The number of GPUs of the job."""
+    def gpus(self) -> int | None:
+        """The number of GPUs of the job, None if it is not known."""
 
     @property
     @abstractmethod
@@ -80,10 +80,14 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         """Whether it shows enough of the job to say what a day of it costs."""
         return True
 
+    def gpu_hours_per_day(self, share: float) -> float | None:
+        """GPU-hours a day that a share of the job's time is; None if the number of GPUs is not known."""
+        return None if self.gpus is None else share * self.gpus * 24
+
     @property
     def everywhere(self) -> str:
         """The whole job as a place, in words."""
-        return "all ranks" if self.gpus > 1 else "its only rank"
+        return "its only rank" if self.gpus == 1 else "all ranks"
 
     @property
     def names(self) -> Names:

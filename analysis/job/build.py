@@ -83,7 +83,7 @@ def build(
     mean = mean_times(times, with_delays_s)
     slowdown = mean.original / mean.ideal if mean.ideal else math.nan
     lost = waste(slowdown) if slowdown else math.nan
-    if wasted_gpu_hours is None:
+    if wasted_gpu_hours is None and job.gpus is not None:
         wasted_gpu_hours = float((times.original - times.ideal).sum()) * job.gpus / 3600
     loads = list(loads_sections(experts))
     if answers is None:
@@ -113,8 +113,8 @@ def build(
         slowdown_error=number(slowdown_error(times)),
         waste=number(lost),
         straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
-        wasted_gpu_hours=number(max(wasted_gpu_hours, 0.0)),
-        wasted_gpu_hours_per_day=number(max(lost * job.gpus * 24, 0.0)),
+        wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
+        wasted_gpu_hours_per_day=None if job.gpus is None else number(max(lost * job.gpus * 24, 0.0)),
         assumptions=_assumptions(job) if evidence.daily else [],
         findings=[cause.finding for cause in diagnosis.causes],
         fixes=[priced.fix for priced in diagnosis.fixes],
@@ -151,7 +151,9 @@ def is_asked(group: ByLabel, asked: ReportOptions) -> bool:
 
 
 def _assumptions(job: Outline) -> list[str]:
-    """What figures of GPU-hours a day take for granted."""
+    """What figures of GPU-hours a day take for granted; nothing if there are none."""
+    if job.gpus is None:
+        return []
     traced = "this recording" if job.whole != "step" else f"the {counted(job.steps, 'traced step')}"
     return [f"GPU-hours a day: {counted(job.gpus, 'GPU')} running all day as in {traced}"]
 

@@ -189,4 +189,4 @@ def _saved(job: PipelineJob, slower: list[Slower]) -> float:
         return 0.0
     kinds = f"kind={','.join(_COMPUTES)}"
     parts = [f"rank={','.join(map(str, host.ranks))} and {kinds} * {host.before_s / host.now_s:.9f}" for host in slower]
-    return job.answer(" + ".join(parts)).saved_gpu_hours_per_day
+    return job.answer(" + ".join(parts)).saved_gpu_hours_per_day or 0.0

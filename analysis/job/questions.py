@@ -71,10 +71,11 @@ def answer_fix(
     return answered(f"fix {text}", ops, recorded_s, saving, evidence.saving_error_s(saving, ()), gpus)
 
 
-def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: float, gpus: int) -> Question:
+def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: float, gpus: int | None) -> Question:
     """A question with its answer. `saving`: of each step, [steps], seconds, of the mean step `recorded_s`."""
     saved_s = float(saving.mean())
-    return Question(words, ops, recorded_s - saved_s, saved_s, error_s, saved_s / recorded_s * gpus * 24)
+    a_day = None if gpus is None else saved_s / recorded_s * gpus * 24
+    return Question(words, ops, recorded_s - saved_s, saved_s, error_s, a_day)
 
 
 def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator[Intervention]:

@@ -35,7 +35,6 @@ from tracekit.report.tables import (
     TONES,
     BarTimeline,
     LegendEntry,
-    OfRank,
     Outline,
     Picture,
     Series,
@@ -242,7 +241,6 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             questions=self.questions,
             answers=[] if answers is None else [answers],  # `tables` have the other alternatives
             keys={
-                "by_rank": [OfRank(rank, None, None, None) for rank in range(account.job.engines + 1)],
                 **{name: getattr(account, name) for name in RlAccount.__struct_fields__ if name != "job"},
             },
         )

@@ -87,8 +87,9 @@ def _figures(report: Report) -> Iterator[tuple[str, str]]:
     yield "S", f"{report.slowdown_text}: the step takes as many times as long as if every op took its ideal time"
     original = f"original (launch delays removed) {seconds(times.original)}"
     yield "Step time", f"recorded {seconds(times.recorded)}, {original}, ideal {seconds(times.ideal)}"
-    lost = three_digits(verdict.lost_gpu_hours)
-    yield "Lost", f"{lost} GPU-hours in these steps, {verdict.share:.1%} of the time"
+    hours = verdict.lost_gpu_hours
+    lost = "" if hours is None else f"{three_digits(hours)} GPU-hours in these steps, "
+    yield "Lost", f"{lost}{verdict.share:.1%} of the time"
     if report.straggling:
         yield "Loss", _location_words(report)
     figures = f"replay error {trust.replay_error or 0.0:.2%}, launch delays add {trust.discrepancy or 0.0:.1%}"
@@ -216,7 +217,7 @@ def _times(report: Report) -> dict[str, str]:
 
 
 def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
-    verdict, gpus = report.verdict, report.job.gpus
+    verdict, gpus, hours = report.verdict, report.job.gpus, report.verdict.lost_gpu_hours_per_day
     if not verdict.lost_s > 0:
         return {}
     base, base_s = "the longer of T(recorded) and T(kept)", verdict.lost_s / verdict.share
@@ -224,13 +225,12 @@ def _loss(report: Report, gpu_hour: float | None) -> dict[str, str]:
         "Lost": f"{verdict.formula or 'as diagnosed'} = {seconds(verdict.lost_s)} {of_whole(report.job.whole)}",
         "Share": f"lost / {base} = {seconds(verdict.lost_s)} / {seconds(base_s)} = {verdict.share:.1%}",
     }
-    if not report.daily:
+    if not report.daily or hours is None:
         return rows
-    lost = three_digits(verdict.lost_gpu_hours_per_day)
+    lost = three_digits(hours)
     rows["GPU-hours"] = f"share x GPUs x 24 h = {verdict.share:.1%} x {gpus:,} x 24 = {lost} a day"
     if gpu_hour is not None:
-        money = verdict.lost_gpu_hours_per_day * gpu_hour
-        rows["Money"] = f"GPU-hours x price = {lost} x {gpu_hour:g} = {money:,.0f} a day"
+        rows["Money"] = f"GPU-hours x price = {lost} x {gpu_hour:g} = {hours * gpu_hour:,.0f} a day"
     return rows
 
 

@@ -138,7 +138,7 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
         last = max((position for position, window in enumerate(windows_of_attempt) if window.saves), default=-1)
         for place, window in enumerate(windows_of_attempt):
             row, stretch = window.row, window.stretch
-            gpus = window.costs.gpus if isinstance(window.costs, ClaimedCosts) else row["world_size"]
+            gpus = (window.costs.gpus if isinstance(window.costs, ClaimedCosts) else None) or row["world_size"]
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
             if not (number or place):
                 gap = BillPart.START, "until the first window"

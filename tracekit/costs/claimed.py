@@ -50,14 +50,14 @@ class ClaimedCosts(Struct, frozen=True):
     """Seconds of the mean step. `planned`: of data loading, checkpoints and evaluation on the critical path; `losses`:
     beyond that. `rest`: what else the step goes to, in order; the last claim gets all that is left.
 
-    `gpus`: of the job. `length_s`: seconds of all steps, None if they are as many times the mean step. `doubt`: why the
-    losses are not known, None if they are.
+    `gpus`: of the job, None if not known. `length_s`: seconds of all steps, None if they are as many times the mean
+    step. `doubt`: why the losses are not known, None if they are.
     """
 
     planned: Mapping[BillPart, float]
     losses: tuple[PlacedLoss, ...]
     rest: tuple[Claim, ...]
-    gpus: int
+    gpus: int | None
     length_s: float | None = None
     doubt: str | None = None
 

@@ -124,7 +124,7 @@ def rows_of(job: Job, digest: str, analysis: str) -> Rows:
     metadata, starts = job.trace.metadata, getattr(job.trace, "step_starts", {})
     report = job.whatif()
     times = report.step_times()
-    hours, stated = _gpu_hours(metadata, report.job.gpus, times.recorded)
+    hours, stated = _gpu_hours(metadata, report.job.gpus or job.trace.sizes["world_size"], times.recorded)
     per_hour = hours / report.step_time_s.recorded
     tables = {
         "jobs": _frame("jobs", [{**_figures(report, metadata, hours, stated=stated), **_pipeline_row(job, report)}]),

@@ -58,7 +58,7 @@ class Side:
     ideal_s: Floats
     lost_s: Floats
     lost_share: float
-    lost_gpu_hours_per_day: float
+    lost_gpu_hours_per_day: float | None
     dp_ranks: npt.NDArray[np.int64]
     workers: Floats
     steps_each: int = 1
@@ -74,9 +74,9 @@ class Side:
     @property
     def sizes(self) -> str:
         """The layout in words."""
-        gpus = counted(self.layout["world_size"], "GPU")
         if "engines" in self.layout:
             return counted(self.layout["engines"], "engine") if self.layout["engines"] else "phases alone"
+        gpus = counted(self.layout["world_size"], "GPU")
         if ranks := self.layout.get("ranks"):
             return f"{counted(ranks, 'rank')} on {gpus}"
         sizes = " x ".join(f"{name} {self.layout[name]}" for name in _SIZES if self.layout[name] > 1)
@@ -171,7 +171,8 @@ def _side(
 ) -> Side:
     rows = [row for row, wanted in zip(report.by_step, chosen, strict=True) if wanted]
     job, per_step, marked = report.job, report.steps_in_whole, report.marked_steps or []
-    sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0, "world_size": job.gpus}
+    sizes = {"ranks" if job.engines is UNSET else "engines": job.ranks or 0}
+    sizes |= {} if job.gpus is None else {"world_size": job.gpus}
     recorded, original, ideal = (
         np.array([getattr(row, f"{figure}_s") for row in rows]) / per_step
         for figure in ("recorded", "original", "ideal")
@@ -196,7 +197,7 @@ def _side(
         ideal_s=ideal,
         lost_s=lost,
         lost_share=report.verdict.share * scale,
-        lost_gpu_hours_per_day=report.verdict.lost_gpu_hours_per_day * scale,
+        lost_gpu_hours_per_day=None if (hours := report.verdict.lost_gpu_hours_per_day) is None else hours * scale,
         dp_ranks=none.astype(np.int64) if workers is None else workers.dp_ranks,
         workers=none if slowdown is None else np.tensordot(ideal / ideal.sum(), slowdown, axes=1),
         steps_each=per_step,

@@ -147,16 +147,19 @@ def _compared(side: Side) -> ComparedRun:
 
 def _cost(before: Report, after: Report) -> str:
     """The loss of both runs, per day if both say what a day costs."""
-    if not (before.daily and after.daily):
+    lost = [_a_day(report) for report in (before, after)]
+    if None in lost:
         shares = [f"{report.verdict.share:z.0%} of its {report.unit}" for report in (before, after)]
         return f"B loses {shares[1]}; A lost {shares[0]}"
-    lost = [
-        f"{three_digits(report.verdict.lost_gpu_hours_per_day)} of {report.job.gpus * 24:,}"
-        for report in (before, after)
-    ]
     if lost[0] == lost[1]:
         return f"both lose {lost[0]} GPU-hours a day"
     return f"B loses {lost[1]} GPU-hours a day; A lost {lost[0]}"
+
+
+def _a_day(report: Report) -> str | None:
+    """The GPU-hours that a day loses, of all; None if the report does not show what a day costs."""
+    lost, gpus = report.verdict.lost_gpu_hours_per_day, report.job.gpus
+    return None if lost is None or gpus is None or not report.daily else f"{three_digits(lost)} of {gpus * 24:,}"
 
 
 def _cause(report: Report, cause: Finding, word: str) -> str:

@@ -111,8 +111,8 @@ class Verdict(Struct, frozen=True):
     headline_s: Seconds
     lost_s: Seconds
     share: Proportion
-    lost_gpu_hours: Amount
-    lost_gpu_hours_per_day: Amount
+    lost_gpu_hours: Amount | None
+    lost_gpu_hours_per_day: Amount | None
     sentence: str
     confidence: Proportion | None
     losses: list[Loss]

@@ -52,7 +52,7 @@ class Question(Struct, frozen=True):
     step_time_s: Seconds
     saved_s: Finite
     error_s: Seconds
-    saved_gpu_hours_per_day: Finite
+    saved_gpu_hours_per_day: Finite | None
 
 
 class ByLabel(Struct, frozen=True):

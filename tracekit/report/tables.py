@@ -298,7 +298,7 @@ class Outline(Struct, frozen=True):
     source: Literal["pipeline", "ops", "recording", "rl"]
     whole: Literal["step", "recording"]
     sizes: str
-    gpus: Count
+    gpus: Count | None
     steps: Count
     layout: Maybe[Layout] = UNSET
     ops: Maybe[Count] = UNSET

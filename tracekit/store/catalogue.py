@@ -57,7 +57,8 @@ SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, 
        epoch(newest.added_at) AS imported_at, epoch(watches.ended_at) AS watched_until_s,
        newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
        CASE WHEN priced.number IS NULL THEN newest.lost_gpu_hours_per_day
-            ELSE coalesce(priced.saved_gpu_hours_per_day, 0) END AS gives_back,
+            WHEN newest.lost_gpu_hours_per_day IS NOT NULL THEN coalesce(priced.saved_gpu_hours_per_day, 0)
+            END AS gives_back,
        priced.verdict, priced.headline, priced.share,
        newest.* EXCLUDE (job_id, added_at)
 FROM jobs

@@ -211,7 +211,10 @@ def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
             "slowdown": _is_finite("slowdown", least=1e-15),
             "waste": _is_finite("waste", most=1.0) & _is_found("waste"),
             **{time: _is_finite(time, least=0.0) for time in ("recorded_s", "original_s", "ideal_s")},
-            **{lost: _is_finite(lost) & _is_found(lost) for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")},
+            **{
+                lost: _is_finite(lost) & (_is_found(lost) | (col(lost).is_null() & col("dp").is_null()))
+                for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")  # null where the GPUs of ops are not known
+            },
             **{figure: _is_found(figure) for figure in ("straggling", "trustworthy", "cause_kinds")},
             "cause_places": causes.eq_missing(col("cause_places").list.len()),
             "cause_hosts": col("cause_hosts").is_null() | (col("cause_hosts").list.len() == causes),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import msgspec
 import numpy as np
 import polars as pl
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from tracekit.base.errors import NotStoredError, StoreError, TracekitError
 from tracekit.base.paths import adding
@@ -280,13 +280,17 @@ class Results:
         return self._cached_of_job(name, (table,), self._tables, lambda _: self.stored(name).table(table))
 
     def by_worker(self, name: str) -> pl.DataFrame:
-        """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some."""
+        """The table `by_worker` of the report of the job; of a job without workers, its ranks as if they were some: of
+        post-training, the trainer and the engines.
+        """
         stored = self.stored(name)
         if stored.has_table("by_worker"):
             return self.table(name, "by_worker")
-        return stored.table("by_rank").select(
-            pl.col("rank").alias("dp_rank"), "rank", "host", pp_rank=pl.lit(0), slowdown=pl.lit(1.0)
-        )
+        if stored.report is not None and stored.report.job.engines is not UNSET:
+            ranks = pl.DataFrame({"rank": range(stored.report.job.engines + 1), "host": None})
+        else:
+            ranks = stored.table("by_rank")
+        return ranks.select(pl.col("rank").alias("dp_rank"), "rank", "host", pp_rank=pl.lit(0), slowdown=pl.lit(1.0))
 
     def step(self, name: str, step: int) -> StepOps:
         """The ops of one step, recorded and, of pipelines, replayed; the last few stay in memory.

@@ -5,7 +5,7 @@ In: two sides and their reports. Out: Dash components.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,12 @@ def verdict_panel(before: Side, after: Side, extra: Component) -> Component:
     )
 
 
+def _hours_lost(before: float | None, after: float | None) -> Iterator[list[Any]]:
+    """GPU-hours a day on both sides, where the GPUs of both are known."""
+    if before is not None and after is not None:
+        yield _row(["GPU-hours lost a day"], _without_interval(before, after), "{:,.1f}".format, share=False)
+
+
 def _figures(before: Side, after: Side) -> Component:
     """Every figure before and after, with the interval of its change where steps give one."""
     rows = [
@@ -74,12 +80,7 @@ def _figures(before: Side, after: Side) -> Component:
             share=False,
             points=True,
         ),
-        _row(
-            ["GPU-hours lost a day"],
-            _without_interval(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
-            "{:,.1f}".format,
-            share=False,
-        ),
+        *_hours_lost(before.lost_gpu_hours_per_day, after.lost_gpu_hours_per_day),
         _row(["Steps"], _without_interval(len(before.steps), len(after.steps)), "{:,.0f}".format, share=False),
     ]
     if before.tokens_per_s and after.tokens_per_s:

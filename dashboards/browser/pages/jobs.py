@@ -224,8 +224,11 @@ def _summary(jobs: pl.DataFrame) -> Component:
     slow = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
     if slow.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
-    lost, all_hours = float(slow["lost_gpu_hours_per_day"].sum()), 24 * int(slow["world_size"].sum())
     need = "job needs" if slow.height == 1 else "jobs need"
+    counted_jobs = slow.drop_nulls("lost_gpu_hours_per_day")  # those whose GPUs are known
+    if counted_jobs.is_empty():
+        return html.H2(f"{slow.height:,} {need} attention", className="count")
+    lost, all_hours = float(counted_jobs["lost_gpu_hours_per_day"].sum()), 24 * int(counted_jobs["world_size"].sum())
     price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
     words = f"{slow.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"

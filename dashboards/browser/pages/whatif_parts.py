@@ -241,8 +241,9 @@ def _answer_parts(report: Report, query: WhatifQuery, answer: WhatifAnswer) -> l
     figures: list[tuple[str, Any]] = [
         (seconds(answer.step_time_s), f"a {whole}, recorded {seconds(answer.recorded_s)}"),
         (seconds(answer.saved_s), f"saved a {whole}, ± {seconds(answer.error_s)}"),
-        (f"{answer.saved_gpu_hours_per_day:,.1f}", "GPU-hours a day saved"),
     ]
+    if (hours := answer.saved_gpu_hours_per_day) is not None:
+        figures.append((f"{hours:,.1f}", "GPU-hours a day saved"))
     if answer.slowdown is not None:
         figures = [
             (seconds(answer.step_time_s), [f"a {whole} of the ", term("ideal"), " job, with these as recorded"]),
@@ -360,4 +361,5 @@ def _figures(answer: WhatifAnswer) -> tuple[str, str, str]:
         return seconds(answer.step_time_s), f"alone costs {cost_alone(answer.slowdown)}", ""
     saves = with_error(answer.saved_s, answer.error_s)
     saves += f" ({answer.saved_s / answer.recorded_s:+.1%})" if answer.clear else ", within the error"
-    return seconds(answer.step_time_s), saves, f"{answer.saved_gpu_hours_per_day:,.1f}"
+    hours = answer.saved_gpu_hours_per_day
+    return seconds(answer.step_time_s), saves, "" if hours is None else f"{hours:,.1f}"
