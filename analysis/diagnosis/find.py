@@ -89,7 +89,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
             -cause.alone_s,
         )
     )
-    if not any(cause.change for cause in named):
+    if not any(cause.change for cause in named) and can_conclude(job, LossKind.STRAGGLER):
         named.append(_nothing_found(assessed))
     return tuple(_in_turn(job, named))
 
@@ -295,6 +295,7 @@ def _nothing_found(assessed: Assessment) -> Cause:
         confidence=0.0 if unexplained else 1.0,
         change=None,
         next_check=assessed.undecided,
+        title=None if unexplained or job.all_workers_traced else f"{Healthy.title} among the ranks that were recorded",
     )
     lost_s = noise.lost_s if unexplained else 0.0
     return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)

@@ -328,7 +328,7 @@ def _named(
             " be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
-    sentence = "no straggler"
+    sentence = "no straggler" if job.all_workers_traced else "no straggler among the ranks that were recorded"
     if job.shows(Fact.COMPUTE):
         sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""

@@ -125,7 +125,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @cached_property
     def all_workers_traced(self) -> bool:
-        """Whether every worker of the layout has ops in the trace."""
         if self.all_lanes_replayed:
             return True
         coverage = self.trace.coverage()

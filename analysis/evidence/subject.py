@@ -86,6 +86,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return "all ranks" if self.gpus > 1 else "its only rank"
 
     @property
+    def all_workers_traced(self) -> bool:
+        """Whether every worker of the job has ops in the trace."""
+        return True
+
+    @property
     def names(self) -> Names:
         """The names of places in the job."""
         return Names()
