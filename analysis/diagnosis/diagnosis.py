@@ -349,7 +349,7 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     in_few_steps = step is not None and headline.lost_s > step.value * job.steps_in_whole
     if step is not None and not in_few_steps:
         lost = seconds(headline.lost_s / job.steps_in_whole)
-        whole = f"every {seconds(step.value)} step without the profiler"
+        most, whole = most or "about ", f"every step of {job.unprofiled_step_words} without the profiler"
     if in_few_steps or not job.daily:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
@@ -406,10 +406,10 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     a_day = f", {three_digits(best.saved_gpu_hours_per_day)} GPU-hours a day" if daily else ""
     step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
-        most = "at most " * best.bound
+        most = "at most" if best.bound else "about"
         between = f"; {estimate.interval}" if estimate.interval and not best.bound else ""
         return (
-            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} to"
+            f"saves {most} {seconds(estimate.value)} a step without the profiler ({job.unprofiled_step_words} to"
             f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
         )
     saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(job.whole)}"

@@ -255,7 +255,7 @@ def _cause(
         once=once,
         costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound)
         if saves is None
-        else f"costs {'at most ' * candidate.bound}{seconds(saves.value)} a step without the profiler",
+        else f"costs {'at most' if candidate.bound else 'about'} {seconds(saves.value)} a step without the profiler",
         priced=candidate.change is not None,
         change=candidate.change,
         without_s=without_s,

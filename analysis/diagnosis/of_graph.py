@@ -113,7 +113,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         said = [_costs_most(job, kind, leading, whole, lost_s), rest]
         if step is not None:
             profiled = seconds(float(np.median(profiled_steps_s(job))))
-            said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
+            said.insert(0, f"without the profiler, a step takes {job.unprofiled_step_words} ({profiled} as recorded)")
         return "; ".join(part for part in said if part)
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
