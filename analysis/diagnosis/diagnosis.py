@@ -338,6 +338,8 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     every = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(headline.lost_s / headline.share)
     whole = f"{every} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
+    if job.whole == "step" and len(job.steps) == 1:
+        whole = f"the one {whole_s} step recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
         recorded_s = seconds(job.recorded_s)

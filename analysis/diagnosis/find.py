@@ -234,7 +234,7 @@ def _cause(
         where=where,
         where_text=str(where),
         since_step=since_step(where, time),
-        when=when(where, time, job.whole, by_chance=by_chance),
+        when=when(where, time, job.whole, by_chance=by_chance, of_one=len(steps) == 1),
         time=time,
         signature=detector.signature,
         effect=candidate.effect,
@@ -335,8 +335,10 @@ def steps_words(steps: Sequence[int]) -> str:
     return steps_text(steps[0], steps[-1]) if in_a_row else f"{len(steps)} steps, {steps[0]} the first"
 
 
-def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool) -> str:
-    """When it acts. `whole`: what seconds are of, "step" or "recording"; `by_chance`: no step is certain to have it."""
+def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool, of_one: bool) -> str:
+    """When it acts. `whole`: what seconds are of, "step" or "recording"; `by_chance`: no step is certain to have it;
+    `of_one`: one step was recorded.
+    """
     if time is not None and time.period is not None:
         return f"every {time.period} steps"
     if time is not None and time.since_step is not None:
@@ -346,4 +348,6 @@ def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool)
         return f"in {steps_words(steps)}"
     if whole != "step":
         return f"over the {whole}"
+    if of_one:
+        return "in the one step recorded"
     return "again and again" if by_chance else "in every step"

@@ -166,7 +166,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         ranks, inside = layout.tp * layout.cp, ""
         if ranks > 1 and self.job.lockstep is None:
             inside = f"; one rank in {ranks} recorded, standing for its worker"
-        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
+        few = "; one step does not show what returns" if len(self.job.steps) == 1 else ""
+        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}{few}"
 
     def seen(self, finding: Cause) -> str:
         workers = finding.where.workers
