@@ -139,7 +139,7 @@ def fix_table(report: Report) -> Table:
     if not rows:
         return Table("Fixes", heads, rows, f"No fix saves enough of the {whole} to be named.")
     delays = ["Times as recorded, with launch delays"] if report.trust.discrepancy else []
-    notes = (*report.assumptions, *(["Times without the profiler"] if unprofiled else delays))
+    notes = (*report.assumptions, *(["Times without the profiler, estimated"] if unprofiled else delays))
     return Table("Fixes", heads, rows, "".join(f"{note}. " for note in notes).rstrip())
 
 

@@ -343,8 +343,21 @@ def test_one_step_is_enough(tmp_path: Path) -> None:
     write_canonical(tmp_path / "trace.parquet", slow_frame((5,)))
     ran = run("whatif", tmp_path / "trace.parquet")
     assert ran.code == 0
-    assert "only step 5 was traced" in ran.out
+    words = " ".join(ran.out.split())
+    assert "only step 5 was traced" in words
+    assert "in the one step recorded" in words
+    assert "of the one 15.50 s step recorded" in words
+    assert "one step does not show what returns" in words
+    assert "in every step" not in words
+    assert "a day" not in words
     assert whatif(tmp_path, slow_frame((5,)))["step_time_s"]["recorded"] == SLOW_STEP_S
+
+
+def test_a_job_of_which_a_rank_is_missing_is_balanced_as_far_as_it_was_recorded(tmp_path: Path) -> None:
+    gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    found = whatif(tmp_path, healthy_frame(range(6)).filter(~gone))
+    assert found["answer"]["headline"].startswith("no straggler among the ranks that were recorded")
+    assert "No straggler among the ranks that were recorded" in [one["title"] for one in found["causes"]]
 
 
 def test_a_missing_rank_is_left_out_and_said(tmp_path: Path) -> None:

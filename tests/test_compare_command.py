@@ -23,8 +23,8 @@ SAMPLES = Path(__file__).parents[1] / "sample_traces"
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Path, Path]:
     """A job of 15.5 s a step, and the same one healthy, 11.25 s."""
-    slow_trace(range(4)).write_parquet(tmp_path / "slow.parquet")
-    healthy = Trace.from_frame(healthy_frame(range(4)), LAYOUT, name="healthy job")
+    slow_trace(range(5)).write_parquet(tmp_path / "slow.parquet")
+    healthy = Trace.from_frame(healthy_frame(range(5)), LAYOUT, name="healthy job")
     healthy.write_parquet(tmp_path / "healthy.parquet")
     return tmp_path / "slow.parquet", tmp_path / "healthy.parquet"
 
@@ -64,7 +64,7 @@ def test_jobs_of_a_store_are_compared_by_name(tmp_path: Path, runs: tuple[Path, 
     store = tmp_path / "jobs"
     assert run("import", *runs, "--store", store).code == 0
     ran = run("compare", "slow job", "healthy job", "--store", store)
-    assert ran.out.startswith("A  slow job   dp 2 x pp 2 on 4 GPUs, 4 steps")
+    assert ran.out.startswith("A  slow job   dp 2 x pp 2 on 4 GPUs, 5 steps")
     assert ran.out.endswith(f"  tracekit whatif --store {store} --job 'healthy job'\n")
 
 

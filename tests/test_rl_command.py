@@ -183,8 +183,9 @@ def test_a_contradiction_is_the_verdict_of_every_command(tmp_path: Path) -> None
 
 def test_two_logs_compare_by_their_phases(tmp_path: Path) -> None:
     """By hand: the generation takes 20 s less, and the rest as long. A log may have no phases at all."""
-    (tmp_path / "before").write_text(VERL)
-    (tmp_path / "after").write_text(VERL.replace("gen:60.0", "gen:40.0").replace("step:100.0", "step:80.0"))
+    logged = "".join(VERL.splitlines(keepends=True)[0].replace("step:0", f"step:{step}", 1) for step in range(5))
+    (tmp_path / "before").write_text(logged)
+    (tmp_path / "after").write_text(logged.replace("gen:60.0", "gen:40.0").replace("step:100.0", "step:80.0"))
     (tmp_path / "bare").write_text("step:1 - timing_s/step:80.0\nstep:2 - timing_s/step:80.0\n")
     found = json.loads(run("compare", tmp_path / "before", tmp_path / "after", "--json").out)
     assert (found["outcome"], found["kinds"]) == ("better", "what phases take: generate 20.00 s less")

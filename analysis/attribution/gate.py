@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tracekit.analysis.attribution.by_label import Spent, SpentPart
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.statistics import (
+    FEWEST_STEPS,
     MeanDifferences,
     differences_from_runs,
     differences_of_means,
@@ -30,8 +31,6 @@ from tracekit.base.text import counted, did_you_mean, listed, ranks_text, second
 GATE_VERSION = 1
 #: Confidence of all intervals together.
 CONFIDENCE = 0.99
-#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252.
-FEWEST_STEPS = 5
 #: Judge parts of at least this share of the step, in either run.
 SMALLEST_SHARE = 0.01
 #: A part may grow by the limit, or by the limit of this share of the step if it is smaller than that.

@@ -37,7 +37,7 @@ class KernelThresholds(Struct, frozen=True):
     share: float = 0.05
     #: How many times as long as it need. Benchmark `one-gpu`, as before.
     slow: float = 2.0
-    #: Share of the recording without sizes of inputs or a known card. Chosen: nothing says that it can be faster.
+    #: Share of the recording without sizes of inputs. Chosen: nothing says that it can be faster.
     large_share: float = 0.2
     #: Elementwise kernels in a row that are a chain. Chosen: two are often a kernel and its cast.
     shortest_chain: int = 3
@@ -94,8 +94,8 @@ class SlowKernels(Detector):
             need = of_each(partial(_needed_s, card, op), kernels["kind"], kernels["inputs"])
             names = _names(kernels, op)
             if np.isnan(need).all():
-                if share_of(job, taken_s) >= KERNELS.large_share:
-                    yield self._unknown(job, rows[of_op], op, names, taken_s, known_card=card is not None)
+                if card is not None and share_of(job, taken_s) >= KERNELS.large_share:
+                    yield self._unknown(job, rows[of_op], op, names, taken_s)
                 continue
             less_s = np.nan_to_num(np.maximum(took - need / KERNELS.reachable, 0.0))
             if less_s.sum() < (1 - 1 / KERNELS.slow) * taken_s:
@@ -144,18 +144,10 @@ class SlowKernels(Detector):
         )  # fmt: skip
 
     def _unknown(
-        self,
-        job: RecordingSubject,
-        rows: np.ndarray,
-        op: str,
-        names: tuple[str, ...],
-        taken_s: float,
-        *,
-        known_card: bool,
+        self, job: RecordingSubject, rows: np.ndarray, op: str, names: tuple[str, ...], taken_s: float
     ) -> Candidate:
-        """An operator that takes long. It has no price, because the time that it needs is unknown."""
-        lacks = "the sizes of its inputs are not recorded" if known_card else "the peaks of this card are not known"
-        remedy = "record with record_shapes=True" if known_card else "add the card with TRACEKIT_CARDS (docs/kineto.md)"
+        """An operator that takes long on a known card; what it need take is not known, and so it has no price."""
+        lacks, remedy = "the sizes of its inputs are not recorded", "record with record_shapes=True"
         saved_s = np.zeros(job.ops.height)
         saved_s[rows] = job.ops["duration"].gather(rows).to_numpy() / 2
         half_s = job.unchanged_s - float(job.step_times((LessTime(saved_s),)).mean())
@@ -166,6 +158,7 @@ class SlowKernels(Detector):
             f"{code_name(op)} takes {share_of(job, taken_s):.0%} of the recording; twice as fast would save"
             f" {seconds(half_s)}; {lacks}",
             None,
+            title="Kernels that may be slower than the card",
             suggested_fix=plain(f"see whether {code_name(op)} can be faster: {remedy}"),
         )
 

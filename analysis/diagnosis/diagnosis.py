@@ -355,6 +355,8 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     which = "the mean" if any(cause.saved_when_acting_s is not None for cause in causes[:1]) else "every"
     whole_s = seconds(headline.lost_s / headline.share)
     whole = f"{which} {whole_s} step" if job.whole == "step" else f"the {whole_s} recorded"
+    if job.whole == "step" and len(job.steps) == 1:
+        whole = f"the one {whole_s} step recorded"
     most = "at most " * (leading is not None and leading.bound)
     if leading is not None and leading.once is not None:
         recorded_s = seconds(job.recorded_s)
@@ -366,7 +368,7 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     in_few_steps = step is not None and headline.lost_s > step.value * job.steps_in_whole
     if step is not None and not in_few_steps:
         lost = seconds(headline.lost_s / job.steps_in_whole)
-        whole = f"every {seconds(step.value)} step without the profiler"
+        most, whole = most or "about ", f"every step of {job.unprofiled_step_words} without the profiler"
     if in_few_steps or not job.daily or job.gpus is None:
         return f"{most}{lost} of {whole}{than.rstrip(',')}"
     return (
@@ -423,10 +425,10 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     a_day = "" if hours is None else f", {three_digits(hours)} GPU-hours a day"
     step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
-        most = "at most " * best.bound
+        most = "at most" if best.bound else "about"
         between = f"; {estimate.interval}" if estimate.interval and not best.bound else ""
         return (
-            f"saves {most}{seconds(estimate.value)} a step without the profiler ({seconds(step.value)} to"
+            f"saves {most} {seconds(estimate.value)} a step without the profiler ({job.unprofiled_step_words} to"
             f" {seconds(step.value - estimate.value)}, {best.share:.0%}{between}){a_day}{assumes}"
         )
     saves = f"saves {'at most ' if best.bound else ''}{saved} {of_whole(job.whole)}"

@@ -89,7 +89,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
             -cause.alone_s,
         )
     )
-    if not any(cause.change for cause in named):
+    if not any(cause.change for cause in named) and can_conclude(job, LossKind.STRAGGLER):
         named.append(_nothing_found(assessed))
     return tuple(_prerequisites_first(job, named))
 
@@ -234,7 +234,7 @@ def _cause(
         where=where,
         where_text=str(where),
         since_step=since_step(where, time),
-        when=when(where, time, job.whole, by_chance=by_chance),
+        when=when(where, time, job.whole, by_chance=by_chance, of_one=len(steps) == 1),
         time=time,
         signature=detector.signature,
         effect=candidate.effect,
@@ -255,7 +255,7 @@ def _cause(
         once=once,
         costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound)
         if saves is None
-        else f"costs {'at most ' * candidate.bound}{seconds(saves.value)} a step without the profiler",
+        else f"costs {'at most' if candidate.bound else 'about'} {seconds(saves.value)} a step without the profiler",
         priced=candidate.change is not None,
         change=candidate.change,
         without_s=without_s,
@@ -295,6 +295,7 @@ def _nothing_found(assessed: Assessment) -> Cause:
         confidence=0.0 if unexplained else 1.0,
         change=None,
         next_check=assessed.undecided,
+        title=None if unexplained or job.all_workers_traced else f"{Healthy.title} among the ranks that were recorded",
     )
     lost_s = noise.lost_s if unexplained else 0.0
     return structs.replace(_cause(job, candidate, lost_s, lost_s), confidence=candidate.confidence)
@@ -335,8 +336,10 @@ def steps_words(steps: Sequence[int]) -> str:
     return steps_text(steps[0], steps[-1]) if in_a_row else f"{len(steps)} steps, {steps[0]} the first"
 
 
-def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool) -> str:
-    """When it acts. `whole`: what seconds are of, "step" or "recording"; `by_chance`: no step is certain to have it."""
+def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool, of_one: bool) -> str:
+    """When it acts. `whole`: what seconds are of, "step" or "recording"; `by_chance`: no step is certain to have it;
+    `of_one`: one step was recorded.
+    """
     if time is not None and time.period is not None:
         return f"every {time.period} steps"
     if time is not None and time.since_step is not None:
@@ -346,4 +349,6 @@ def when(where: Place, time: TimePattern | None, whole: str, *, by_chance: bool)
         return f"in {steps_words(steps)}"
     if whole != "step":
         return f"over the {whole}"
+    if of_one:
+        return "in the one step recorded"
     return "again and again" if by_chance else "in every step"

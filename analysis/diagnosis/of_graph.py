@@ -112,11 +112,11 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if kind is LossKind.STRAGGLER and not leading:
             return rest or f"stragglers cost {lost_s / job.recorded_s:.0%} of {whole}"
         if kind is LossKind.BALANCED and rest and not parts_of_s(job).to_tell:
-            return f"no rank stands out; {rest}"
+            return f"no {_recorded(job)}rank stands out; {rest}"
         said = [_costs_most(job, kind, leading, whole, lost_s), rest]
         if step is not None:
             profiled = seconds(float(np.median(profiled_steps_s(job))))
-            said.insert(0, f"without the profiler, a step takes {seconds(step.value)} ({profiled} as recorded)")
+            said.insert(0, f"without the profiler, a step takes {job.unprofiled_step_words} ({profiled} as recorded)")
         return "; ".join(part for part in said if part)
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
@@ -225,6 +225,8 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
     lost_s = losses_s.get(loss, 0.0)
     if not leading and not job.shows(Fact.RANKS) and kind not in {LossKind.BALANCED, LossKind.CONTRADICTION}:
         kind = loss = LossKind.BALANCED  # idle in pieces too small to name
+    if kind is LossKind.BALANCED and _one_of_many(job):
+        kind = LossKind.MINOR  # what the other ranks lose is unknown
     return kind, loss, lost_s, leading
 
 
@@ -234,11 +236,13 @@ def _loss_of(cause: Cause) -> LossKind:
 
 def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], whole: str, lost_s: float) -> str:
     """What costs most, if that is known."""
-    if kind is LossKind.BALANCED:
-        nobody = "no rank stands out, and " if len(job.ranks) > 1 else ""
+    if kind is LossKind.BALANCED or not leading:
+        nobody = f"no {_recorded(job)}rank stands out, and " if len(job.ranks) > 1 else ""
+        shown = f" that {ranks_text(job.ranks)} alone shows" if _one_of_many(job) else ""
         if (share := lost_s / (in_production_s(job) or 1.0)) >= SMALLEST_HEADLINE_SHARE:
-            return f"{nobody}no single cause costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}, all together {share:.0%}"
-        return f"{nobody}nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+            single = f"{nobody}no single cause{shown} costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+            return f"{single}, all together {share:.0%}"
+        return f"{nobody}nothing{shown} costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
     effect, place = main_clause(leading[0].effect), job.names.place(leading[0].where)
     if leading[0].once is not None:
         effect = f"{leading[0].once.words}: {effect}"
@@ -246,6 +250,16 @@ def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], who
         return effect
     share = _cost_s(job, leading[0]) / _whole_s(job, leading)
     return f"{place.words} {place.verb('costs', 'cost')} {share:.0%} of {whole}: {effect}"
+
+
+def _one_of_many(job: GraphSubject) -> bool:
+    """Whether one rank alone was recorded of a job that has others."""
+    return not job.shows(Fact.RANKS) and not job.all_workers_traced
+
+
+def _recorded(job: GraphSubject) -> str:
+    """Qualifies ranks if others were not recorded."""
+    return "" if job.all_workers_traced else "recorded "
 
 
 def _whole_s(job: GraphSubject, leading: Sequence[Cause]) -> float:

@@ -175,7 +175,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         ranks, inside = layout.tp * layout.cp, ""
         if ranks > 1 and self.job.lockstep is None:
             inside = f"; one rank in {ranks} recorded, standing for its worker"
-        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}"
+        few = "; one step does not show what returns" if len(self.job.steps) == 1 else ""
+        return f"replay within {trust.replay_error:.1%} of the recording; {explained}{inside}{few}"
 
     def seen(self, finding: Cause) -> str:
         workers = finding.where.workers
@@ -337,7 +338,7 @@ def _named(
             " be",
         )
     kind, of_kind_s = LossKind.BALANCED, 0.0
-    sentence = "no straggler"
+    sentence = "no straggler" if job.all_workers_traced else "no straggler among the ranks that were recorded"
     if job.shows(Fact.COMPUTE):
         sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
     little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""

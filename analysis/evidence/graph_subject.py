@@ -275,6 +275,15 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
         return None if peers and self.summary.world_size is None else self.gpus
 
     @property
+    def unprofiled_step_words(self) -> str:
+        words = super().unprofiled_step_words
+        return words if self.measured is None else words.removeprefix("about ")
+
+    @property
+    def all_workers_traced(self) -> bool:
+        return self.ranks_of_job == len(self.ranks)
+
+    @property
     def lacks(self) -> tuple[Lack, ...]:
         source = RECORDING_OF_ONE if self.alone else RECORDING
         return (*source.lacks, LOST_OPS) if self.summary.lost else source.lacks

@@ -125,7 +125,6 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @cached_property
     def all_workers_traced(self) -> bool:
-        """Whether every worker of the layout has ops in the trace."""
         if self.all_lanes_replayed:
             return True
         coverage = self.trace.coverage()
@@ -151,8 +150,8 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @property
     def daily(self) -> bool:
-        """Whether times are shares of a step: not if it is unknown what happens between collectives."""
-        return self.shows(Fact.COMPUTE)
+        """Whether a day of it follows: not of one step, nor if it is unknown what happens between collectives."""
+        return self.shows(Fact.COMPUTE) and len(self.steps) > 1
 
     @property
     def metadata(self) -> Mapping[str, Any]:

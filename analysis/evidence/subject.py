@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Parts
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.statistics import NOTHING, Estimate, saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
-from tracekit.base.text import hidden, runs, short
+from tracekit.base.text import hidden, runs, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Link, Place
 from tracekit.report.hardware import MetricTest
@@ -88,6 +88,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def everywhere(self) -> str:
         """The whole job as a place, in words."""
         return "its only rank" if self.gpus == 1 else "all ranks"
+
+    @property
+    def all_workers_traced(self) -> bool:
+        """Whether every worker of the job has ops in the trace."""
+        return True
 
     @property
     def names(self) -> Names:
@@ -178,6 +183,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     def unprofiled_step(self) -> Estimate | None:
         """The step without the profiler, seconds; None if no profiler recorded the job, or if that is not known."""
         return None
+
+    @property
+    def unprofiled_step_words(self) -> str:
+        """That step in words, which say whether it is an estimate."""
+        return "" if self.unprofiled_step is None else f"about {seconds(self.unprofiled_step.value)}"
 
     def saves_step(
         self, changes: Sequence[Intervention], *, bound: bool = False, after: Intervention | None = None

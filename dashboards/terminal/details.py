@@ -265,7 +265,7 @@ def _price(report: Report, fix: Fix) -> dict[str, str]:
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         return {
             "Saves": f"T(no profiler) - T(no profiler, {action}) = {fix.saves_step_s.words} of a step of"
-            f" {seconds(fix.unprofiled_step_s)}; 90 %: what recording cost, and the scatter of the steps"
+            f" about {seconds(fix.unprofiled_step_s)}; 90 %: what recording cost, and the scatter of the steps"
         }
     new_step_s, saved_s = fix.new_step_s or 0.0, fix.saved_s or 0.0
     whole_s = new_step_s + saved_s

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msgspec import UNSET
 
 from tracekit.analysis.numeric.arrays import Floats
-from tracekit.analysis.numeric.statistics import MeanDifference, difference_of_means
+from tracekit.analysis.numeric.statistics import FEWEST_STEPS, MeanDifference, difference_of_means
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import counted, ranks_text, seconds, steps_text, three_digits
 from tracekit.report.conclusions import Finding
@@ -102,7 +102,7 @@ _LEADS = {
     ChangeEffect.BETTER: "Yes, it helped",
     ChangeEffect.WORSE: "No, it got worse",
     ChangeEffect.NO_DIFFERENCE: "No difference",
-    ChangeEffect.UNKNOWN: "Unknown",
+    ChangeEffect.UNKNOWN: "Cannot tell",
 }
 
 
@@ -254,7 +254,7 @@ def verdict(before: Side, after: Side) -> EffectInWords:
     basis = f"{spread}, bootstrap over {len(before.steps)} and {len(after.steps)} steps"
     several = "recordings" if max(before.steps_each, after.steps_each) > 1 else f"{before.whole}s"
     if change.low is None:
-        basis = f"too few {several} show how much they differ by chance"
+        basis = f"too few {several} show how much they differ by chance; record at least {FEWEST_STEPS} of both"
     elif outcome is ChangeEffect.UNKNOWN:
         basis = f"it may be chance: {basis}; record more steps"
     return EffectInWords(outcome, subject, basis, _notes(before, after), not same_layout)
@@ -336,7 +336,8 @@ def causes_of_parts(report: Report, before: Side, after: Side, first_after: int)
 
 
 def _causes_of(report: Report) -> list[Finding]:
-    return [cause for cause in report.findings if cause.kind not in ("healthy", "unexplained")]
+    """The findings that cost time; one without a price names what time is spent on, or is about the recording."""
+    return [cause for cause in report.findings if cause.priced or cause.spent is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,9 +405,9 @@ def _tier(answer: OnGpu) -> str:
 def _notes(answers: Sequence[OnGpu]) -> str:
     """What all rows have in common, and what to know of single ones."""
     step_s = answers[0].step_time_s
-    clock = " without the profiler" if step_s.unprofiled else ""
+    about, clock = ("about ", " without the profiler") if step_s.unprofiled else ("", "")
     notes = [
-        f"a step takes {seconds(step_s.in_production.now)} now{clock}; overlapping intervals are a tie",
+        f"a step takes {about}{seconds(step_s.in_production.now)} now{clock}; overlapping intervals are a tie",
         "tier: how most of the scaled time was found (docs/hardware.md)",
     ]
     for answer in answers:

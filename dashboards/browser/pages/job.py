@@ -173,7 +173,11 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
     hours = ["GPU-hours a day"] if report.assumptions else []
     unprofiled = any(fix.saves_step_s for fix in report.fixes)
     whole = "step" if unprofiled else whole
-    after = ["Step after, without the profiler"] if unprofiled else [f"{whole.capitalize()} after, ", term("recorded")]
+    after = (
+        ["Step after, estimated without the profiler"]
+        if unprofiled
+        else [f"{whole.capitalize()} after, ", term("recorded")]
+    )
     heads = ["Fix", *where, term("sure", "Sure"), after, f"Saved per {whole}", *map(term, hours)]
     rows: dict[bool, list[list[Any]]] = {True: [], False: []}
     for fix in report.fixes:

@@ -199,7 +199,7 @@ def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
 def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
     """The cost of a cause, without the profiler if known."""
     if saves := cause.saves_step_s:
-        return f"costs {'at most ' * bound}{seconds(saves.value)} a step without the profiler"
+        return f"costs {'at most' if bound else 'about'} {seconds(saves.value)} a step without the profiler"
     return cost(cause.saved_s, cause.alone_s, report.job.whole, bound=bound)
 
 

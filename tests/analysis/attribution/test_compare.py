@@ -7,9 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from tests.handmade import LAYOUT
+from tests.handmade import LAYOUT, slow_trace
 from tests.reports import report_with
 from tests.sides import cause, side
+from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.numeric.statistics import FEWEST_STEPS
 from tracekit.report.compare import (
     ChangeEffect,
     causes_of_jobs,
@@ -57,19 +59,34 @@ def test_a_recording_is_compared_by_the_steps_that_the_profiler_marked() -> None
 
 
 def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
-    found = verdict(side([2.0, 2.01, 1.99, 2.0]), side([1.0, 1.01, 0.99, 1.0]))
+    found = verdict(side([2.0, 2.01, 1.99, 2.0, 2.0]), side([1.0, 1.01, 0.99, 1.0, 1.0]))
     assert found.outcome is ChangeEffect.BETTER
     assert found.sentence.startswith(
         "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95% interval of the"
     )
-    assert "bootstrap over 4 and 4 steps" in found.sentence
+    assert "bootstrap over 5 and 5 steps" in found.sentence
     assert found.notes == ()
 
 
 def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:
-    steady = side([1.0, 1.01, 0.99])
-    assert verdict(steady, side([2.0, 2.01, 1.99])).outcome is ChangeEffect.WORSE
-    assert verdict(side([1.0]), steady).outcome is ChangeEffect.UNKNOWN
+    steady = side([1.0, 1.01, 0.99, 1.0, 1.0])
+    assert verdict(steady, side([2.0, 2.01, 1.99, 2.0, 2.0])).outcome is ChangeEffect.WORSE
+
+
+def test_fewer_steps_than_a_gate_asks_for_cannot_tell() -> None:
+    """Four steps of 2 s after twelve of 1 s: `gate` refuses to judge them, too."""
+    few = verdict(side([1.0, 1.01] * 6), side([2.0, 2.01, 1.99, 2.0]))
+    assert few.sentence == (
+        "Cannot tell: a recorded step takes 2.00 s instead of 1.00 s, 995.0 ms (99.0%) more, but too few steps show how"
+        f" much they differ by chance; record at least {FEWEST_STEPS} of both."
+    )
+
+
+def test_what_a_report_says_of_its_recording_is_no_cause() -> None:
+    """Of two steps, the report says that too little was traced."""
+    two, six = (PipelineJob(slow_trace(range(steps))).whatif() for steps in (2, 6))
+    assert "too-little-trace" in [one.kind for one in two.findings]
+    assert causes_of_jobs(two, six).gone == ()
 
 
 def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None:
@@ -89,10 +106,10 @@ def test_no_difference_excludes_a_large_one_and_wide_steps_cannot_tell() -> None
 
 
 def test_what_reads_the_same_on_both_sides_is_not_told_as_a_change() -> None:
-    tiny = verdict(side([1.0, 1.0]), side([1.0005, 1.0005]))
+    tiny = verdict(side([1.0] * 5), side([1.0005] * 5))
     assert (tiny.outcome, tiny.change.partition("; ")[2]) == (
         ChangeEffect.NO_DIFFERENCE, "a difference larger than 0.1% is unlikely")  # fmt: skip
-    small = verdict(side([2.0, 2.0]), side([1.996, 1.996]))
+    small = verdict(side([2.0] * 5), side([1.996] * 5))
     assert (small.outcome, small.change) == (
         ChangeEffect.BETTER, "a recorded step takes 4.0 ms (0.2%) less, about 2.00 s")  # fmt: skip
 

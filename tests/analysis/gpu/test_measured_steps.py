@@ -55,6 +55,8 @@ def test_their_median_replaces_the_estimate(tmp_path: Path) -> None:
     assert (found["step_s"]["high"] - 1.5e-3) * 1e6 == pytest.approx(72.0, abs=0.5)
     assert found["overhead_s"] * 1e6 == pytest.approx(1904 - 1500, rel=0.02)
     assert "18 steps of plain" in found["how"]
+    words = " ".join(run("whatif", folder, "--unprofiled", tmp_path / "plain.parquet").out.split())
+    assert "without the profiler, a step takes 1.5 ms (1.9 ms as recorded)" in words
 
 
 def test_savings_are_of_the_measured_step(tmp_path: Path) -> None:

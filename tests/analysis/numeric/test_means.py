@@ -98,10 +98,10 @@ def test_the_reach_is_that_of_all_samples_that_there_are() -> None:
 
 
 def test_steps_that_do_not_vary_leave_no_doubt() -> None:
-    change = difference_of_means(np.full(4, 2.0), np.full(3, 1.5))
+    change = difference_of_means(np.full(6, 2.0), np.full(5, 1.5))
     assert (change.low, change.high) == (-0.5, -0.5)
     assert change.clear
-    assert not difference_of_means(np.full(4, 0.1), np.full(7, 0.1)).clear
+    assert not difference_of_means(np.full(5, 0.1), np.full(7, 0.1)).clear
 
 
 def test_a_figure_that_varies_by_rounding_alone_leaves_no_doubt_about_another() -> None:
@@ -114,9 +114,9 @@ def test_a_figure_that_varies_by_rounding_alone_leaves_no_doubt_about_another() 
     assert both.margin == pytest.approx([alone.margin[0], 0.0])
 
 
-def test_one_step_has_no_interval_and_two_have_none_that_is_finite() -> None:
-    for steps in ([1.0], [1.0, 2.0]):
-        change = difference_of_means(np.array(steps), np.array([1.0, 2.0]))
+def test_fewer_than_five_steps_have_no_interval() -> None:
+    for steps in ([1.0], [1.0, 2.0, 1.0, 2.0]):
+        change = difference_of_means(np.array(steps), np.array([1.0, 2.0] * 3))
         assert (change.low, change.high, change.clear) == (None, None, False)
 
 
