@@ -296,6 +296,12 @@ def _parquet(look: Look, wanted: Content) -> str:
 
 
 def _report(look: Look, wanted: Content) -> str:
+    from tracekit.report.report import read_report
+
+    try:
+        read_report(look.path)
+    except TracekitError as error:
+        return f"a report, not {wanted}, and {str(error).removeprefix(f'{look.path}: ')}"
     if wanted is Content.TRACE:
         return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it, all else needs its trace"
     return f"a report of `tracekit whatif --json`, not {wanted}; name {wanted}"
