@@ -162,6 +162,7 @@ def test_steps_that_make_no_sense_are_quoted(slow: str) -> None:
         ("a", "--ignore-steps 'a'; expected numbers"),
         ("9-3", "--ignore-steps '9-3'; expected a range from a smaller to a larger number"),
         ("0-999999999", "--ignore-steps '0-999999999'; expected a range"),
+        ("0-9999999999", "--ignore-steps: 9999999999 is no step number, which has at most 9 digits"),
     ):
         assert reason in failed("whatif", slow, "--ignore-steps", steps)
 
@@ -254,13 +255,36 @@ def test_a_published_trace_takes_its_layout_from_yaml(folder: Path) -> None:
 
 def test_sources_that_contradict_each_other_are_said() -> None:
     for arguments, reason in (
-        (("a.parquet", "--store", "b.duckdb"), "give a TRACE, or --store and --job, not both"),
-        (("a.parquet", "--job", "b"), "give a TRACE, or --store and --job, not both"),
+        (
+            ("a.parquet", "--store", "b", "--job", "b"),
+            "a TRACE and --store, --job: give a TRACE, or what chooses a job",
+        ),
+        (
+            ("a.parquet", "--window", "99"),
+            "a TRACE and --window: give a TRACE, or what chooses a job of a store, not both",
+        ),
         (("--layout", "meta.yaml"), "--layout belongs to a TRACE; name the trace file too"),
         ((), "tracekit.store: no such store; make one with `tracekit import TRACE"),
         (("--store", "gone.duckdb"), "gone.duckdb: no such store"),
     ):
         assert reason in failed("whatif", *arguments)
+
+
+def test_a_long_question_is_shortened_where_it_is_answered(slow: str) -> None:
+    assert len(done("whatif", slow, "--fix", f"rank={','.join(['3'] * 2000)}").stdout) < 4000
+
+
+def test_what_cannot_be_read_is_said_as_what_it_is(slow: str, folder: Path) -> None:
+    Path("report.json").write_bytes(tracekit.load(slow).report.to_json().encode()[:2000])
+    Path("loop").symlink_to("loop")
+    cut = "report.json: a report, not a trace, and not whole JSON (Input data was truncated); copy the report again"
+    assert cut in failed("import", "report.json")
+    assert "loop: a link that leads nowhere, or back to itself" in failed("store", "check", "loop")
+    assert "file:///etc/none: no such file or folder" in failed("whatif", "file:///etc/none")
+    assert "slow-worker: factor is 1e+300; expected 1 to 1e+06" in failed(
+        "synth", "--out", "x.parquet", "--cause", "slow-worker:factor=1e300"
+    )
+    assert "steps is 99999999999; expected 1 to 10,000,000" in failed("synth", "--out", "x", "--steps", "99999999999")
 
 
 # ---- import, info and the store
@@ -375,8 +399,8 @@ def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
 def test_a_job_that_cannot_be_simulated_is_said(folder: Path) -> None:
     for options, reason in (
         (("--dp", "0"), "dp is 0; expected an integer from 1 to 1048576"),
-        (("--microbatches", "0"), "microbatches is 0; expected 1 or more"),
-        (("--steps", "-1"), "steps is -1; expected 1 or more"),
+        (("--microbatches", "0"), "microbatches is 0; expected 1 to 10,000,000"),
+        (("--steps", "-1"), "steps is -1; expected 1 to 10,000,000"),
         (("--noise", "nan"), "noise is nan; expected 0 to 1"),
         (("--seed", "-1"), "seed is -1; expected 0 or more"),
         (("--vpp", "2", "--microbatches", "3"), "3 is not a multiple of pp 4; use 4"),

@@ -121,7 +121,7 @@ def main() -> None:
         say(f"tracekit: reading or writing failed: {bounded(printable(str(error)))}; check disk and permissions")
         sys.exit(ExitCode.BAD_INPUT)
     except MemoryError:
-        say("tracekit: out of memory; analyse fewer steps or use a larger machine")
+        say("tracekit: out of memory; use fewer steps, or a larger machine")
         sys.exit(ExitCode.BAD_INPUT)
     sys.exit(code or 0)
 

@@ -112,7 +112,7 @@ class Labelled(Selection, frozen=True):
             values = label_values(context.graph, context.written(self.label))
             article = "an" if self.label[:1] in set("aeio") else "a"
             first = min(map(str, unknown or self.values))
-            meant = did_you_mean(first, map(str, values))
+            meant = "" if label.names is None else did_you_mean(first, map(str, values))  # no number is mistyped
             shown = shown_values(values)
             raise SelectionError(f"{first!r:.80} is not {article} {self.label} of this job; it has {shown}{meant}")
         return label.within(numbers) if numbers else label.where(self.values)

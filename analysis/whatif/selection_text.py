@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -29,12 +29,16 @@ from tracekit.base.errors import SelectionError
 from tracekit.base.limits import check_pattern
 from tracekit.trace.model import KINDS, Worker, kind_groups
 
-_TOKEN = re.compile(r"[()]|[^\s()=]+")
+_TOKEN = re.compile(r"~|[()]|[^\s()=~][^\s()=]*")
+#: What counts as one in a pattern: an escape, a set of characters, any other.
+_PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _NUMBERS = re.compile(r"(\d{1,40})(?:-(\d{1,40}))?")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
 _MOST_WORDS = 200
+#: Of a number of layers.
+_MOST_DIGITS = 6
 LARGEST_FACTOR = 100.0
 
 
@@ -55,7 +59,8 @@ def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> 
     except SelectionError as error:
         raise SelectionError(f"selection {text!r:.200}: {error}") from None
     if not chosen:
-        values_of = {name: label_values(graph, name) for name in graph.label_names}
+        names = [name for name in graph.label_names if re.search(rf"\b{re.escape(name)}\b", text)] or graph.label_names
+        values_of = {name: label_values(graph, name) for name in names}
         listed = "; ".join(
             f"{name} {shown_values(values) if len(values) <= MOST_SHOWN else f'({len(values):,} values)'}"
             for name, values in values_of.items()
@@ -88,13 +93,16 @@ def parse_edit(text: str) -> tuple[Term, ...]:
 
 def _term(text: str) -> Term:
     named = re.match(r"(fix|layers)=", text)
-    if named and not re.fullmatch(r"fix=\S*|layers=\d{1,6}(,\d{1,6})*>\d{1,6}(,\d{1,6})*", text):
+    if named and not re.fullmatch(r"fix=\S*|layers=\d+(,\d+)*>\d+(,\d+)*", text):
         raise SelectionError(
             f"edit {text!r:.200}: {named[1]} stands alone; expected `fix=repair-link` or `layers=8,8,8,8>9,9,9,5`"
         )
     if named and named[1] == "fix":
         return Term(text, fix=text.removeprefix("fix="))
     if named:
+        if too_long := next((layers for layers in re.findall(r"\d+", text) if len(layers) > _MOST_DIGITS), None):
+            most = f"{10**_MOST_DIGITS - 1:,}"
+            raise SelectionError(f"edit {text!r:.200}: a stage has at most {most} layers, not {too_long:.40}")
         splits = text.removeprefix("layers=").split(">")
         return Term(text, layers=tuple(tuple(map(int, split.split(","))) for split in splits))
     chosen, star, factor = text.rpartition("*")
@@ -119,7 +127,7 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens: list[str] = _TOKEN.findall(text)
+        self.tokens = list(_tokens(text))
         if not self.tokens:
             raise self.error("it is empty")
         if len(self.tokens) > _MOST_WORDS:
@@ -193,6 +201,23 @@ class _Parser:
         if not self.tokens or self.tokens[0].lower() in _JOINING:
             raise self.error(f"{wanted} is missing")
         return self.tokens.pop(0)
+
+
+def _tokens(text: str) -> Iterator[str]:
+    """The words and parentheses of a text. A pattern, from its `~` to a blank, has the parentheses that it opens."""
+    position = 0
+    while token := _TOKEN.search(text, position):
+        position = _end_of_pattern(text, token.end()) if token[0] == "~" else token.end()
+        yield text[token.start() : position]
+
+
+def _end_of_pattern(text: str, begin: int) -> int:
+    depth = 0
+    for part in _PATTERN_PART.finditer(text, begin):
+        if part[0].isspace() or (part[0] == ")" and not depth):
+            return part.start()
+        depth += (part[0] == "(") - (part[0] == ")")
+    return len(text)
 
 
 def _numbers(text: str) -> list[range]:

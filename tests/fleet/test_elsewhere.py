@@ -86,7 +86,7 @@ def test_no_cluster_and_no_ray_are_one_clear_error(jobs: Path, tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = run("fleet", "run", jobs, "--out", tmp_path / "study", "--ray")
     assert ran.code == 2
-    assert ran.message.endswith("--ray needs ray, which is not installed: pip install 'tracekit-analysis[ray]'")
+    assert ran.message.endswith("a Ray cluster needs ray, which is not installed: pip install 'tracekit-analysis[ray]'")
 
 
 def test_a_throttled_s3_makes_the_same_tables(jobs: Path, study: Path, tmp_path: Path, throttled_s3: None) -> None:

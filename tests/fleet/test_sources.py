@@ -94,12 +94,27 @@ def test_the_last_lines_say_what_was_left_out(jobs: Path) -> None:
     report.write_text(tracekit.job_of(slow_trace()).report.to_json())
     shown = f"a report, not a trace; `tracekit whatif {report}` shows it, this needs the ops of its trace"
     assert run("fleet", "run", jobs, report, "--out", out, "--processes", "1").out.splitlines() == [
-        "5 sources: 4 analysed, 0 unchanged, 0 known by content",
+        "5 sources: 2 analysed, 0 unchanged, 0 known by content",
         "  1 unreadable: No such file or directory; tried again by the next run",
         f"  2 no-trace: {report}: {shown} (and others: see the table exclusions)",
         f"  1 too-few-steps: {jobs / 'short.parquet'}: 2 steps; expected 3 or more",
         f"Next: tracekit fleet report {out}",
     ]
+
+
+def test_a_run_counts_and_names_its_own_sources_and_fails_if_none_can_be_read(jobs: Path) -> None:
+    torn, empty, out = jobs.parent / "torn.parquet", jobs.parent / "empty.parquet", jobs.parent / "study"
+    torn.write_bytes((jobs / "one.parquet").read_bytes()[:2000])
+    empty.touch()
+    command = ["fleet", "run", "--out", out, "--processes", "1"]
+    assert run(*command, jobs, torn).code == 0
+    for _ in range(2):  # read, then known
+        ran = run(*command, empty)
+        assert ran.code == 2
+        first, named, _ = ran.out.splitlines()
+        assert first.startswith("1 source: 0 analysed, ")
+        assert named.startswith(f"  1 no-trace: {empty}: ")
+    assert run(*command, empty, jobs).code == 0
 
 
 def test_logs_of_post_training_are_jobs_and_all_records_of_a_folder_are_one(tmp_path: Path) -> None:

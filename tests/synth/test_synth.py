@@ -432,8 +432,8 @@ class TestText:
             ("slow-worker:factor", "'factor'; slow-worker takes"),
             ("slow-worker:dp=x", "dp_rank is 'x'; expected an integer"),
             ("slow-worker:factor=fast", "factor is 'fast'; expected a number"),
-            ("slow-worker:factor=0.5", "factor is 0.5; expected 1 or more"),
-            ("slow-worker:factor=nan", "factor is nan; expected 1 or more"),
+            ("slow-worker:factor=0.5", "factor is 0.5; expected 1 to 1e+06"),
+            ("slow-worker:factor=nan", "factor is nan; expected 1 to 1e+06"),
             ("slow-worker:dp=1,dp_rank=2", "dp_rank is given twice"),
             ("python-gc:rate=1.5", "rate is 1.5; expected 0 to 1"),
             ("late-data-loading:everywhere=yes", "everywhere is 'yes'; expected true or false"),
@@ -446,8 +446,8 @@ class TestBadSpecs:
     @pytest.mark.slow
     def test_a_job_that_cannot_be_says_why(self):
         for changes, error, says in (
-            ({"microbatches": 0}, SelectionError, "microbatches is 0; expected 1 or more"),
-            ({"steps": -1}, SelectionError, "steps is -1; expected 1 or more"),
+            ({"microbatches": 0}, SelectionError, "microbatches is 0; expected 1 to 10,000,000"),
+            ({"steps": -1}, SelectionError, "steps is -1; expected 1 to 10,000,000"),
             ({"seed": -1}, SelectionError, "seed is -1"),
             ({"noise": 1.5}, SelectionError, "noise is 1.5; expected 0 to 1"),
             ({"noise": float("nan")}, SelectionError, "noise is nan"),

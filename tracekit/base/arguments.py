@@ -28,7 +28,10 @@ class _Path(click.Path):
         """Return the path. Raises SelectionError for an empty one; FormatError for an address that it does not take."""
         if value == "":
             raise SelectionError(f"{'PATH' if param is None else param.human_readable_name}: the path is empty")
-        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        try:
+            path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        except click.BadParameter:
+            raise FormatError(f"{value}: cannot be read: Permission denied; check the path") from None
         if is_address(path) and not (self._of_store and object_url(path) is not None):
             raise self._error(path)
         return path

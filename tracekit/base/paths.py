@@ -190,7 +190,8 @@ def is_address(path: Path) -> bool:
 
 def shown(place: Path) -> str:
     """A path or address, as people write it."""
-    return object_url(place) or (str(place).replace(":/", "://", 1) if is_address(place) else str(place))
+    slashes = ":///" if str(place).startswith("file:/") else "://"
+    return object_url(place) or (str(place).replace(":/", slashes, 1) if is_address(place) else str(place))
 
 
 def elsewhere(path: Path) -> str:

@@ -68,7 +68,7 @@ def report_page(path: Path) -> Path:
 def open_command(path: Path | None, port: int, browser: bool) -> int:
     """Open a trace, a folder of traces, a store, a study or a report in the browser.
 
-    Without PATH, simulates a few jobs that are each slowed down by one cause, and removes them when it ends. Serves the
+    Without PATH, simulates a healthy job and some with one cause each, and removes them when it ends. Serves the
     dashboard on this machine until Ctrl-C; `tracekit dashboard` has more options. A report that `whatif --json` printed
     becomes a page of its own, which needs no server.
     """

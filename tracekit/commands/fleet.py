@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from tracekit.sources.load import wrong_source
 from tracekit.sources.source import Content
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from tracekit.fleet.study import RunSummary, Standing, Study
 
 #: Value of `--ray` if it is given without one.
@@ -65,15 +68,18 @@ def run(
     memory: str | None,
     ray: str | None,
     timings: Path | None,
-) -> None:
-    """Analyse every trace of SOURCES and keep the figures in a study.
+) -> ExitCode:
+    """Analyse every trace of SOURCES and keep the figures in a study. Exits with 2 if none of them can be read.
 
     SOURCES are trace files, folders, globs, stores and prefixes of s3://, gs:// or az://, in any format that
     `tracekit whatif` reads.
     Run it again to add sources, or to go on after an interruption: only what is new or has changed is analysed.
     """
+    import polars as pl
+
     from tracekit.fleet.sources import find_sources
     from tracekit.fleet.study import Study, run_study
+    from tracekit.fleet.tasks import Rule
 
     if timings is not None:
         from tracekit.base.atomic_write import check_writable
@@ -93,8 +99,15 @@ def run(
             raise
     if timings is not None:
         _write_timings(timings, summary)
-    for line in _summary(summary, out):
+    study = Study(out)
+    jobs = study.read("sources").filter(pl.col("source").is_in([source.url for source in traces]))
+    excluded = _excluded(study, jobs)
+    unread = {*excluded.filter(pl.col("rule").is_in([Rule.NO_TRACE, Rule.INVALID]))["job"]}
+    for line in _summary(summary, excluded, unread, out):
         click.echo(printable(line))
+    failed = {outcome.url for outcome in summary.outcomes if outcome.rule is not None}
+    any_read = any(job not in unread and source not in failed for source, job in jobs.iter_rows())
+    return ExitCode.DONE if any_read else ExitCode.BAD_INPUT
 
 
 def _study(path: Path) -> Study:
@@ -115,8 +128,9 @@ def _show(standing: Standing) -> None:
     advance("analysing", standing.done, standing.total, f"jobs{failed}")
 
 
-def _summary(summary: RunSummary, out: Path) -> list[str]:
-    analysed = sum(outcome.rule is None and not outcome.reused for outcome in summary.outcomes)
+def _summary(summary: RunSummary, excluded: pl.DataFrame, unread: Collection[str], out: Path) -> list[str]:
+    new = [outcome.digest for outcome in summary.outcomes if outcome.rule is None and not outcome.reused]
+    analysed = sum(digest not in unread for digest in new)
     copies = sum(outcome.reused for outcome in summary.outcomes)
     total = (
         f"{counted(summary.sources, 'source')}: {analysed:,} analysed, {summary.unchanged:,} unchanged,"
@@ -126,8 +140,7 @@ def _summary(summary: RunSummary, out: Path) -> list[str]:
     for rule, count in sorted(summary.failed.items()):
         reasons = Counter(outcome.reason or "" for outcome in summary.outcomes if outcome.rule == rule)
         lines.append(f"  {count:,} {rule}: {_commonest(reasons)}; tried again by the next run")
-    lines += _left_out(out, summary.failed)
-    return [*lines, f"Next: {command('fleet', 'report', out)}"]
+    return [*lines, *_exclusion_lines(excluded), f"Next: {command('fleet', 'report', out)}"]
 
 
 def _commonest(reasons: Counter[str]) -> str:
@@ -135,20 +148,19 @@ def _commonest(reasons: Counter[str]) -> str:
     return f"{reason} and others" if len(reasons) > 1 else reason
 
 
-def _left_out(out: Path, reported: Counter[str]) -> list[str]:
-    """A line for each rule that leaves out jobs of the study, with the first of them, but not those in `reported`."""
+def _excluded(study: Study, jobs: pl.DataFrame) -> pl.DataFrame:
+    """What the study leaves out of these jobs, `source` and `job`: `rule`, `source`, `reason`, `job`."""
     import polars as pl
 
-    from tracekit.fleet.study import Study
+    sources = jobs.group_by("job").agg(pl.col("source").min())
+    return study.read("exclusions").drop("source").join(sources, on="job").sort("rule", "source")
 
-    rules = Study(out).read("exclusions").filter(~pl.col("rule").is_in(list(reported))).sort("rule", "source")
-    first = rules.group_by("rule", maintain_order=True).agg(
-        pl.col("job").n_unique(), pl.col("source", "reason").first()
-    )
-    return [
-        f"  {count:,} {rule}: {source}: {reason}{' (and others: see the table exclusions)' if count > 1 else ''}"
-        for rule, count, source, reason in first.iter_rows()
-    ]
+
+def _exclusion_lines(excluded: pl.DataFrame) -> Iterator[str]:
+    """A line for each rule, with the first job that it leaves out."""
+    for (rule,), rows in excluded.unique(["rule", "job"], maintain_order=True).group_by("rule", maintain_order=True):
+        others = " (and others: see the table exclusions)" if rows.height > 1 else ""
+        yield f"  {rows.height:,} {rule}: {rows['source'][0]}: {rows['reason'][0]}{others}"
 
 
 def _write_timings(path: Path, summary: RunSummary) -> None:

@@ -23,7 +23,7 @@ from tracekit.base.arguments import OUT, PATH, PRICE, STORE_PATH
 from tracekit.base.errors import ExitCode, FormatError, OutputError, SelectionError, StoreError
 from tracekit.base.paths import Look, command, object_url, quoted, shown
 from tracekit.base.stderr import hushed_panics, say
-from tracekit.base.text import did_you_mean, printable, short
+from tracekit.base.text import did_you_mean, listed, printable, short
 from tracekit.sources.load import is_a, with_content
 from tracekit.sources.source import Content
 
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 _Made = TypeVar("_Made")
 
-_MOST_STEPS = 1_000_000
+#: Most steps that an option names, and most digits of the number of one.
+_MOST_STEPS, _MOST_DIGITS = 1_000_000, 9
 #: Figures of a report that a condition may compare.
 _FIGURES = ("slowdown", "waste", "replay_error", "discrepancy")
 #: Most names to complete: more are no help on a terminal.
@@ -204,7 +205,9 @@ class JobArguments(Struct, frozen=True):
     def _check(self) -> None:
         """Raise SelectionError if the options contradict each other."""
         if self.traces and (self.store is not None or self.job is not None or self.window is not None):
-            raise SelectionError("give a TRACE, or --store and --job, not both")
+            options = {"--store": self.store, "--job": self.job, "--window": self.window}
+            given = listed([name for name, value in options.items() if value is not None], 3)
+            raise SelectionError(f"a TRACE and {given}: give a TRACE, or what chooses a job of a store, not both")
         if not self.traces and self.layout is not None:
             raise SelectionError("--layout belongs to a TRACE; name the trace file too")
         if not self.traces and self.unit is not None:
@@ -345,8 +348,10 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
 
 def parse_steps(text: str, option: str) -> list[int]:
     """`3,5,9-12`, the value of `option`, as step numbers. Raises SelectionError for anything else."""
-    if not re.fullmatch(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*", text):
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise SelectionError(f"{option} {text!r:.200}; expected numbers and ranges such as 12,40-45")
+    if too_long := next((number for number in re.findall(r"\d+", text) if len(number) > _MOST_DIGITS), None):
+        raise SelectionError(f"{option}: {too_long:.40} is no step number, which has at most {_MOST_DIGITS} digits")
     steps: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -170,7 +170,7 @@ def _work_in_ray(task: bytes) -> bytes:
 
 
 def _ray() -> Any:
-    with extra("ray", "--ray"):
+    with extra("ray", "a Ray cluster"):
         import ray
         import ray.exceptions
     return ray

@@ -14,7 +14,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.base.quantities import Amount, AtMostOne, Count, Finite, Number, Ordinal, Proportion, Seconds
-from tracekit.base.text import cut, printable, seconds
+from tracekit.base.text import LONGEST_QUOTE, cut, printable, seconds
 from tracekit.report.conclusions import Fix
 from tracekit.report.tables import Table, frame_of
 
@@ -68,7 +68,7 @@ def question_table(answered: Sequence[Question], whole: str, *, daily: bool, fix
     meanings = [*([] if all(keeps) else [fix_means]), *([_KEEP_MEANS] if any(keeps) else [])]
     rows = [
         (
-            printable(question.question),
+            cut(printable(question.question), LONGEST_QUOTE),
             seconds(question.step_time_s),
             f"{seconds(question.saved_s)} ({question.saved_s / (question.step_time_s + question.saved_s):+z.1%})",
             *([f"{question.saved_gpu_hours_per_day:,.1f}"] if daily else []),

@@ -298,6 +298,12 @@ def _parquet(look: Look, wanted: Content) -> str:
 
 
 def _report(look: Look, wanted: Content) -> str:
+    from tracekit.report.report_file import read_report
+
+    try:
+        read_report(look.path)
+    except TracekitError as error:
+        return f"a report, not {wanted}, and {str(error).removeprefix(f'{look.path}: ')}"
     needed = ", this needs the ops of its trace" if wanted is Content.TRACE else ""
     return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it{needed}"
 

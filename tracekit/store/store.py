@@ -409,6 +409,8 @@ class Store:
                 raise remote.missing()
             return remote
         if not self._exists():
+            if os.path.lexists(path):
+                raise StoreError(f"{path}: a link that leads nowhere, or back to itself; remove it, or name a store")
             raise StoreError(f"{path}: no such store; make one with `{adding(path)}`")
         if self.is_store():
             if path.is_dir():

@@ -26,10 +26,12 @@ Floats = npt.NDArray[np.float64]
 Change = Callable[[PlannedOp], Floats | float | None]
 
 GPUS_PER_HOST = 8
+#: Nothing in a job is stronger, or lasts for longer, seconds.
+_MOST = 1e6
 #: Strengths of causes, and what they can be.
 _BOUNDS = {
-    "factor": (1, math.inf), "count": (1, math.inf), "pause_s": (0, math.inf), "growth": (0, math.inf),
-    "delay_s": (0, math.inf), "rate": (0, 1), "quadratic_share": (0, 1), "offset_s": (-math.inf, math.inf),
+    "factor": (1, _MOST), "count": (1, _MOST), "pause_s": (0, _MOST), "growth": (0, _MOST),
+    "delay_s": (0, _MOST), "rate": (0, 1), "quadratic_share": (0, 1), "offset_s": (-_MOST, _MOST),
 }  # fmt: skip
 
 COMPUTE = frozenset({OpKind.FORWARD_COMPUTE, OpKind.BACKWARD_COMPUTE})

@@ -34,6 +34,8 @@ from tracekit.trace.compute_order import Schedule, check_schedule
 from tracekit.trace.model import DP_COLLECTIVES, Layout, OpKind, Worker
 from tracekit.trace.schema import KIND_TYPE
 
+#: Steps of a job, and microbatches of a step.
+_MOST = 10_000_000
 #: Profilers sample steps: the number of consecutive steps in a run, and the distance from one run to the next.
 STEPS_IN_A_RUN = 10
 STEPS_BETWEEN_RUNS = 100
@@ -99,8 +101,8 @@ class SynthSpec:
 
     def __post_init__(self) -> None:
         for size in ("microbatches", "steps"):
-            if getattr(self, size) < 1:
-                raise SelectionError(f"{size} is {getattr(self, size)!r}; expected 1 or more")
+            if not 1 <= getattr(self, size) <= _MOST:
+                raise SelectionError(f"{size} is {getattr(self, size)!r}; expected 1 to {_MOST:,}")
         if self.seed < 0:
             raise SelectionError(f"seed is {self.seed}; expected 0 or more")
         for spread in ("noise", "worker_spread"):

@@ -312,10 +312,8 @@ def _advice(factor: float, stated: TimeUnit | None) -> str:
     for unit in TimeUnit:
         if math.isclose(unit.per_second * factor, used.per_second, rel_tol=1e-6):
             put = f" taken for {used.word}" if stated is None else f", not the {used.word} that were stated"
-            return (
-                f"the times look like {unit.word}{put}: pass --unit {unit} (unit={str(unit)!r} in Python), or"
-                " --unit s if they are seconds"
-            )
+            otherwise = ", or --unit s if they are seconds" if stated is None else ""
+            return f"the times look like {unit.word}{put}: pass --unit {unit} (unit={str(unit)!r} in Python){otherwise}"
     return (
         f"the times look like seconds divided by {factor:.0e}, or like another unit converted twice: multiply start and"
         f" duration by {factor:g}, or pass --unit s if they are seconds"

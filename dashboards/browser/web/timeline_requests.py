@@ -378,7 +378,7 @@ def _number(args: Mapping[str, str], name: str, low: int, high: int) -> int:
     """Parse an integer in that range. Raises SelectionError."""
     text = args.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
-        raise SelectionError(f"{name}={text!r:.40} is not a number from {low} to {high}")
+        raise SelectionError(f"{name}={text!r:.40}; expected a number from {low} to {high}")
     return int(text)
 
 

@@ -55,6 +55,11 @@ def test_a_fix_stands_alone(job: tracekit.Job, edit: str) -> None:
         job.answer(edit)
 
 
+def test_a_stage_of_too_many_layers_is_named(job: tracekit.Job) -> None:
+    with pytest.raises(SelectionError, match="a stage has at most 999,999 layers, not 1000000"):
+        job.answer("layers=4,4>7,1000000")
+
+
 def test_layers_are_moved_by_hand() -> None:
     """The split that the fix proposes has its price; moving two layers back costs time again."""
     trace = synthesize(SynthSpec(Layout(dp=2, pp=4), steps=6, seed=21, causes=(SlowLastStage(factor=1.5),)))

@@ -122,7 +122,8 @@ def test_slowest_takes_the_share_of_each_kind_that_costs_most() -> None:
         ("everything but", "a selection is missing"),
         ("../etc=3", "'../etc' is unknown"),
         ("host=~[", "'[' is not a regular expression"),
-        ("host=~(?=x", "'(' is unexpected"),
+        ("host=~(?=x", "'(?=x' is not a regular expression"),
+        ("host=~x)", "')' is unexpected"),
         ("kind=~a{1000}{1000}", "'a{1000}{1000}' is not a regular expression: Compiled regex exceeds size limit"),
         ("kind=~" + ".*" * 101, "has 202 characters, more than 200"),
         ("rank=~[a&&b", "is not a regular expression: unclosed character class"),
@@ -146,6 +147,20 @@ def test_what_cannot_be_understood_is_quoted(text: str, reason: str) -> None:
     assert len(message) < 700
 
 
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("rank=~^(1|3)$", r"^(1|3)$"),
+        ("(rank=~^(1|3)$)", r"^(1|3)$"),
+        ("(rank=~[(]|\\)|1 or rank=~3)", r"[(]|\)|1"),
+        ("rank=~((1)|a=b)", r"((1)|a=b)"),
+    ],
+)
+def test_a_pattern_has_the_parentheses_that_it_opens(text: str, pattern: str) -> None:
+    selection = parse_selection(text)
+    assert f"pattern={pattern!r}" in repr(selection)
+
+
 @pytest.mark.parametrize("percent", ["0", "-1", "101", "nan", "inf"])
 def test_slowest_takes_a_share_above_0_and_up_to_100(percent: str) -> None:
     with pytest.raises(SelectionError, match="expected more than 0 and at most 100"):
@@ -162,8 +177,15 @@ def test_a_selection_without_ops_says_what_there_is(text: str) -> None:
     """Above all, a stage beyond the last one is not counted on into the next DP rank."""
     with pytest.raises(SelectionError) as caught:
         checked_selection(text, REPLAY.graph, REPLAY.durations)
-    assert "matches no op; the job has kind backward-compute, " in str(caught.value)
-    assert "; stage 0-1; chunk 0; dp_rank 0-1; step 4-5, 9; microbatch 0-1; rank 0-3; host n0, n1" in str(caught.value)
+    values = {"stage": "0-1", "chunk": "0", "dp_rank": "0-1", "step": "4-5, 9", "microbatch": "0-1", "rank": "0-3"}
+    label = text.partition("=")[0]
+    if label == "kind":
+        assert "matches no op; the job has kind backward-compute, " in str(caught.value)
+    elif label in values:
+        assert str(caught.value).endswith(f"matches no op; the job has {label} {values[label]}")
+    else:
+        listed = "; ".join(f"{name} {shown}" for name, shown in values.items())
+        assert str(caught.value).endswith(f"; {listed}; host n0, n1")
 
 
 @pytest.mark.parametrize(

@@ -474,7 +474,7 @@ def test_above_the_limit_a_window_of_workers_and_time_is_sent(
     assert found["start"].max() <= 0.5
     assert np.all(np.diff(found["start"][: found["first"][1]]) >= 0)
     code, body = fetched(serving, "spans", **asked, first=4, last=99, columns=50)
-    assert (code, b"last='99' is not a number from 4 to 16" in body) == (400, True)
+    assert (code, b"last='99'; expected a number from 4 to 16" in body) == (400, True)
 
 
 def test_a_step_with_too_many_ops_is_fetched_window_by_window(
