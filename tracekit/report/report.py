@@ -22,7 +22,7 @@ import tracekit
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.base.errors import OutputError, SelectionError, extra
+from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.quantities import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
 from tracekit.base.text import short
 from tracekit.report import questions
@@ -390,3 +390,25 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     """S with its error, as people read it."""
     value = math.nan if slowdown is None else slowdown
     return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
+
+
+class Versioned(Struct, frozen=True):
+    """What reports of all versions have."""
+
+    report_version: int
+
+
+def decoded(content: bytes, name: str) -> Report:
+    """The report in `content`, called `name` in errors. Raises FormatError."""
+    try:
+        version = msgspec.json.decode(content, type=Versioned).report_version
+        if version != REPORT_VERSION:
+            raise FormatError(
+                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
+                " trace again, with --json"
+            )
+        return msgspec.json.decode(content, type=Report)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
