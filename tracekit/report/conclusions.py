@@ -397,7 +397,7 @@ class RunCause(Struct, frozen=True):
     state: State
     windows: Count  #: number of windows that show it
     worst_window: Count  #: the window that lost most to it
-    worst_share: Proportion  #: share of the time of that window
+    worst_share: Amount  #: share of the time of that window
     redone_s: Seconds  #: the part of `lost_s` in steps that a later attempt did again: lost work on the bill
     clear_windows: Count = 0  #: windows between the first and the last of these that do not show it
     #: what to do first about it, as the report on `worst_window` says; null if it says nothing, or was not asked
