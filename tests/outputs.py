@@ -2,16 +2,19 @@
 
 In: the types that commands print, and the registry of sources. Out: tracekit/commands/outputs.schema.json, with a
 definition for each command; tracekit/report/report.schema.json; the tables of docs/limits.md and docs/traces.md; keys,
-types and kinds of findings in docs/report-schema.md, where the meanings of the keys stand as they were written.
+types, meanings and kinds of findings in docs/report-schema.md. What a key means is the comment `#:` of its field.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ from tracekit.trace.facts import Fact
 SHIPPED = Path(str(files("tracekit.commands").joinpath("outputs.schema.json")))
 REPORT = Path(str(files("tracekit.report").joinpath("report.schema.json")))
 DOCS = Path(__file__).parents[1] / "docs"
+#: Where the classes of the outputs are.
+PACKAGES = [DOCS.parent / name for name in ("tracekit", "analysis")]
 SCHEMA_PAGE = DOCS / "report-schema.md"
 #: Kinds of jobs, as the table of findings names them.
 JOBS = {
@@ -86,7 +91,9 @@ OUTPUTS: dict[str, Any] = {
 
 def report_schema() -> dict[str, Any]:
     """The schema of a report, which is shipped as report.schema.json."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Report)}
+    _describe(schema["$defs"])
+    return schema
 
 
 def json_schema() -> dict[str, Any]:
@@ -94,10 +101,56 @@ def json_schema() -> dict[str, Any]:
     kinds, definitions = msgspec.json.schema_components(
         OUTPUTS.values(), schema_hook=_rows, ref_template="#/$defs/{name}"
     )
+    _describe(definitions)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$defs": definitions | dict(zip(OUTPUTS, kinds, strict=True)),
     }
+
+
+def _describe(definitions: dict[str, Any]) -> None:
+    """Add what each key means to its schema; what tells kinds of objects apart means what the object is."""
+    for name, shape in definitions.items():
+        meanings = _meanings(name)
+        for key, kind in shape.get("properties", {}).items():
+            if key in meanings:
+                kind["description"] = meanings[key]
+            elif len(kind.get("enum", ())) == 1:
+                sentence = shape["description"].partition(".")[0]
+                kind["description"] = f"`{kind['enum'][0]}`: {sentence[0].lower()}{sentence[1:]}"
+
+
+def _meanings(name: str) -> dict[str, str]:
+    """What the keys of a class mean, by the comments of its fields and of those that it inherits."""
+    bases, own = _classes().get(name, ([], {}))
+    return {key: meaning for base in bases for key, meaning in _meanings(base).items()} | own
+
+
+@cache
+def _classes() -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Name of each class (no two have the same) -> names of its bases, and the comments of its fields by key."""
+    classes = {}
+    for path in (path for folder in PACKAGES for path in folder.rglob("*.py")):
+        source = path.read_text("utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and "#: " in source:
+                bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+                classes[node.name] = bases, dict(_commented(node, source))
+    return classes
+
+
+def _commented(node: ast.ClassDef, source: str) -> Iterator[tuple[str, str]]:
+    """The key of each field of a class, and its comment: on its own line, else on the lines above."""
+    lines = source.splitlines()
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            above = takewhile(lambda line: line.lstrip().startswith("#: "), reversed(lines[: field.lineno - 1]))
+            _, mark, words = lines[field.lineno - 1].partition("  #: ")
+            comment = words if mark else " ".join(line.lstrip()[3:] for line in reversed([*above]))
+            keywords = field.value.keywords if isinstance(field.value, ast.Call) else []
+            names = [ast.literal_eval(each.value) for each in keywords if each.arg == "name"]
+            if comment:
+                yield [*names, field.target.id][0], comment
 
 
 def _rows(kind: type) -> dict[str, Any]:
@@ -140,7 +193,7 @@ def with_table(name: str, page: str) -> str:
 
 
 def schema_page(page: str) -> str:
-    """docs/report-schema.md with the keys and types of the code; a new key has no meaning until one is written."""
+    """docs/report-schema.md with the keys of the code, their types and meanings."""
     definitions = report_schema()["$defs"]
     keyed = {f"## `{name}`\n": shape for name, shape in definitions.items() if "properties" in shape}
     first, *parts = re.split(r"^(?=## )", page, flags=re.MULTILINE)
@@ -149,10 +202,7 @@ def schema_page(page: str) -> str:
         del sections[heading]
     for heading, shape in keyed.items():
         section = sections.setdefault(heading, f"\n{heading}\n| key | type | meaning |\n")
-        rows = _rows_of_keys(
-            shape, definitions, dict(re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", section, re.MULTILINE))
-        )
-        sections[heading] = _with_rows("| key | type | meaning |", rows, section)
+        sections[heading] = _with_rows("| key | type | meaning |", _rows_of_keys(shape, definitions), section)
     kinds = "## Kinds of findings\n"
     sections[kinds] = _with_rows("| kind | title | looked for in | part | loss |", _rows_of_findings(), sections[kinds])
     return first + "".join(sections.values())
@@ -165,10 +215,11 @@ def _with_rows(header: str, rows: Iterable[str], section: str) -> str:
     return "\n".join([f"{before}{header}", f"|{'---|' * (header.count('|') - 1)}", *rows, behind])
 
 
-def _rows_of_keys(shape: dict[str, Any], definitions: dict[str, Any], meanings: dict[str, str]) -> Iterator[str]:
+def _rows_of_keys(shape: dict[str, Any], definitions: dict[str, Any]) -> Iterator[str]:
     for key, kind in shape["properties"].items():
         optional = "" if key in shape["required"] else ", optional"
-        yield f"| `{key}` | {_words_of(kind, definitions)}{optional} | {meanings.get(key, '')} |"
+        meaning = kind.get("description", "").replace("|", r"\|")
+        yield f"| `{key}` | {_words_of(kind, definitions)}{optional} | {meaning} |"
 
 
 def _words_of(kind: dict[str, Any], definitions: dict[str, Any]) -> str:

@@ -78,27 +78,23 @@ class SpaceShape(StrEnum):
 
 
 class TimePattern(Struct, frozen=True):
-    """The slowdown over the steps.
+    """The slowdown over the steps."""
 
-    `statistic`: the value that decided the shape, in standard errors (for a period: share of the variance); `needed`:
-    its threshold. `since_step`: first step after a change; `period`: steps; `slow_steps`: the steps that stand out.
-    """
-
-    shape: TimeShape
-    statistic: Number
-    needed: Finite
-    since_step: Ordinal | None
-    period: Count | None
-    slow_steps: tuple[Ordinal, ...]
+    shape: TimeShape  #: `none`, `persistent`, `transient`, `periodic`, `drifting` or `changed`
+    statistic: Number  #: the figure that decided, in standard errors; of a period, a share of the variance
+    needed: Finite  #: what it had to reach
+    since_step: Ordinal | None  #: first step of a lasting change
+    period: Count | None  #: steps from one slow step to the next
+    slow_steps: tuple[Ordinal, ...]  #: single slow steps
 
 
 class SpacePattern(Struct, frozen=True):
-    """The worker map. `stays`: the share of steps in which the most frequent worst worker is the worst."""
+    """The worker map."""
 
-    shape: SpaceShape
-    workers: tuple[Worker, ...]
-    host: str | None
-    stays: Proportion | None
+    shape: SpaceShape  #: `none`, `one-worker`, `one-host`, `one-stage`, `one-dp-rank`, `several-workers` or `diffuse`
+    workers: tuple[Worker, ...]  #: the workers of the pattern
+    host: str | None  #: their host, where it is one
+    stays: Proportion | None  #: share of the steps in which the usual worst worker is the worst
 
 
 def time_pattern(attribution: Attribution) -> TimePattern:
@@ -307,10 +303,12 @@ _PART_OF_KIND = np.array([_PARTS.index(_part(kind)) for kind in KINDS])
 
 
 class Stall(Struct, frozen=True, eq=False):
-    """A step that took `extra_s` seconds longer than the usual one, most of it in `part`."""
+    """A step that took longer than the usual one."""
 
-    step: Ordinal
-    extra_s: Finite
+    step: Ordinal  #: an isolated slow step
+    extra_s: Finite  #: by how much the recorded step exceeds the median one
+    #: what most of that went to: `compute`, `communication`, `data`, `garbage collection`, `checkpoint`, `evaluation`
+    #: or `host`
     part: StallPart
 
 

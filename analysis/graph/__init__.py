@@ -29,8 +29,12 @@ class Posting(StrEnum):
 
 
 class PostingRule(Struct, frozen=True):
-    """The rule by which a job posts receives. `obeyed`: the share of the `telling` (decisive) ops that obey it."""
+    """The rule by which a job posts receives."""
 
+    #: what bounds the start of a receive: `early` (the receive before), `same-direction` (the previous compute of its
+    #: direction, as published), `any-direction` (the previous compute), `batched` (the previous compute and all
+    #: transfers before it; the next compute waits for the batch), `recorded` (whatever the host did before, as the
+    #: trace says)
     rule: Posting
-    obeyed: Proportion
-    telling: Count
+    obeyed: Proportion  #: share of the ops that tell which obey the rule
+    telling: Count  #: how many ops tell; 0: too few, so the published rule stands, or none needed (`recorded`)

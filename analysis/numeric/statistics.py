@@ -336,11 +336,11 @@ def slowdown_by_step(original_s: Floats, ideal_s: Floats) -> Floats:
 
 
 class Estimate(Struct, frozen=True):
-    """`value`, and its 90 % interval from `low` to `high`."""
+    """A figure with its 90 % interval."""
 
-    value: Finite
-    low: Finite
-    high: Finite
+    value: Finite  #: the likely value
+    low: Finite  #: the lower end of its 90 % interval
+    high: Finite  #: the upper end
 
     @property
     def words(self) -> str:

@@ -38,180 +38,173 @@ UNEXPLAINED = "unexplained"
 class Trust(Struct, frozen=True):
     """Whether to believe the report."""
 
-    replay_error: Amount | None
-    discrepancy: Number
-    unexplained: Number
+    replay_error: Amount | None  #: |T(launch delays kept) - T(recorded)| / T(recorded)
+    discrepancy: Number  #: T(recorded) / T(original) - 1, the share that launch delays add
+    unexplained: Number  #: what is left of that once the named causes are gone; above 0.05 the job is not trustworthy
+    #: both are at most 5 %, S is at least 0.98, the clocks are known, and what was not recorded cannot turn the verdict
     trustworthy: bool
-    reasons: list[str]
-    clamped_transfers: Maybe[Count] = UNSET
-    clamped_delays: Maybe[Count] = UNSET
+    reasons: list[str]  #: why not, empty where trustworthy
+    clamped_transfers: Maybe[Count] = UNSET  #: transfers more than 10 ms below zero, taken as 0
+    clamped_delays: Maybe[Count] = UNSET  #: launch delays more than 10 ms below zero, taken as 0
+    #: op traces and recordings: losses and guesses while reading, no reason for distrust
     notes: Maybe[list[str]] = UNSET
+    #: recordings: how long GPU ops were ready before they started, 99th percentile, of `communication` and `compute`
     start_gap_p99_s: Maybe[dict[str, Seconds | None]] = UNSET
-    edges: Maybe[Count] = UNSET
-    inferred_edges: Maybe[Count] = UNSET
-    violations: Maybe[Count] = UNSET
+    edges: Maybe[Count] = UNSET  #: recordings: dependencies
+    inferred_edges: Maybe[Count] = UNSET  #: recordings: dependencies that were not recorded
+    violations: Maybe[Count] = UNSET  #: recordings: dependencies that the times contradict by more than 5 us
+    #: recordings: by rank, how far the host's clock was ahead of the GPU's
     host_ahead_of_gpu_s: Maybe[dict[Ordinal, Finite]] = UNSET
 
 
 class Loss(Struct, frozen=True):
-    """What one kind of loss costs. `causes`: places in the report's causes, in the order in which to address them;
-    `explained_s`: what goes when they go.
-    """
+    """What one kind of loss costs."""
 
-    kind: LossKind
-    lost_s: Finite
-    causes: list[Count]
-    explained_s: Finite
+    kind: LossKind  #: as in `verdict`
+    lost_s: Finite  #: seconds of the mean step
+    causes: list[Count]  #: places in `causes` of the report, in the order in which to address them
+    explained_s: Finite  #: seconds that go when these causes go
 
 
 class LossParts(Struct, frozen=True):
     """What the loss that S measures consists of."""
 
-    lost_s: Finite
-    explained_s: Finite
-    noise_s: Finite
-    unexplained_s: Seconds
-    error_s: Seconds
+    lost_s: Finite  #: T(original) - T(ideal)
+    explained_s: Finite  #: what goes of it with the named causes; 0 where noise explains nearly all of it
+    noise_s: Finite  #: what the noise of the run makes of it
+    unexplained_s: Seconds  #: the rest, at least 0; the verdict mentions it from 2 % of the step and `error_s` on
+    error_s: Seconds  #: three standard errors of the rest
 
 
 class CauseOfCulprit(Struct, frozen=True):
     """One cause on the rank that the others wait for."""
 
-    cause: str
-    saved_s: Finite
-    evidence: str
-    effect: str
-    action: str
+    cause: str  #: `kind` in `causes`
+    saved_s: Finite  #: as in `causes`
+    evidence: str  #: its figures in words
+    effect: str  #: as in `causes`
+    action: str  #: its `suggested_fix`
 
 
 class RankToBlame(Struct, frozen=True):
     """The rank that the others wait for."""
 
-    rank: Ordinal
-    host: str | None
-    saved_s: Finite
+    rank: Ordinal  #: the rank
+    host: str | None  #: its node, null if unknown
+    saved_s: Finite  #: seconds saved with this rank at the pace of the others
+    #: how much later than the last but one it arrives at collectives, seconds in all; null for op traces
     sole_delay_s: Seconds | None
-    waited_s: Seconds | None
-    causes: list[CauseOfCulprit]
+    waited_s: Seconds | None  #: how long all others wait for it, seconds in all; null for op traces
+    causes: list[CauseOfCulprit]  #: the findings on this rank, costliest first
 
 
 class Verdict(Struct, frozen=True):
-    """The kind of loss that costs most, and the total loss.
+    """The kind of loss that costs most, and the total loss."""
 
-    `headline_s`: seconds of the mean step that `kind` costs; `lost_s`: that all losses cost together; `share`: the
-    total loss over the recorded step. `label`: what readers see of the kind, which tells slow ranks from ranks with
-    more work. `sentence`: the verdict in words, without its kind. `confidence`: that of the leading cause, 0 to 1, None
-    if no cause is named. `parts`: what S consists of, with all causes. `of_mean_ops`: the loss is what S counts,
-    compared with mean ops. `first_fix`: the place of the fix to begin with; `who`, `cost`, `action`: as of the answer.
-    `formula`: what `lost_s` is the value of.
-    """
-
+    #: `straggler`, `input-bound`, `host-bound`, `communication-bound`, `compute-bound`, `idle`, `stalls`, `evaluation`;
+    #: of post-training `queueing`, `tail`, `engines`, `tools`, `reward`, `sync`, `unaccounted` where most time is in no
+    #: phase, `phases` where a log does not tell what is lost; `minor` where the largest loss is below 5 % of the step,
+    #: or one rank of several was recorded and shows no larger one, `balanced`, or `contradiction` where S is below
+    #: 0.98, or times of post-training contradict each other
     kind: LossKind
+    #: what readers see of the kind: `uneven work` for a `straggler` whose leading cause is that stages, DP ranks or
+    #: microbatches have unequal work, else `kind`
     label: str
-    headline_s: Seconds
+    headline_s: Seconds  #: seconds of the mean step that go to this kind of loss
+    #: seconds of the mean step that are lost in all; of a recording of torch.profiler, of all its steps as they run
+    #: without it
     lost_s: Seconds
-    share: Proportion
-    lost_gpu_hours: Amount | None
-    lost_gpu_hours_per_day: Amount | None
-    sentence: str
-    confidence: Proportion | None
-    losses: list[Loss]
-    parts: LossParts
-    of_mean_ops: bool
-    first_fix: Count | None
-    who: str | None
-    cost: str | None
-    action: str | None
-    formula: Maybe[str] = UNSET
+    share: Proportion  #: of the step, lost in all
+    lost_gpu_hours: Amount | None  #: GPU-hours lost in all in the traced steps
+    lost_gpu_hours_per_day: Amount | None  #: GPU-hours that a day at this rate loses
+    sentence: str  #: the verdict in words
+    confidence: Proportion | None  #: of the leading cause, 0 to 1; null where no cause is named
+    losses: list[Loss]  #: what each kind of loss costs, first what gives back most
+    parts: LossParts  #: what the loss that S measures consists of
+    of_mean_ops: bool  #: the loss is what S counts, compared with mean ops
+    first_fix: Count | None  #: place in `fixes` of what to do first; null if nothing is known to help
+    who: str | None  #: as in `answer`
+    cost: str | None  #: as in `answer`
+    action: str | None  #: as in `answer`
+    formula: Maybe[str] = UNSET  #: what `lost_s` is the value of, as `--explain` prints it
+    #: recordings: what goes if transfers take no time once all ranks are there
     exposed_communication_s: Maybe[Seconds] = UNSET
+    #: op traces and recordings: the rank that the others wait for; null if no rank stands out
     culprit: Maybe[RankToBlame | None] = UNSET
 
 
 class Patterns(Struct, frozen=True):
     """How the slowdown runs over steps and workers; null for jobs that are no pipelines."""
 
-    time: TimePattern | None
-    space: SpacePattern | None
+    time: TimePattern | None  #: over the steps; null if the job is no pipeline
+    space: SpacePattern | None  #: over the workers; null if the job is no pipeline
 
 
 class EvidenceFigure(Struct, frozen=True):
     """A figure that supports a cause."""
 
-    name: str
-    value: Number
-    needed: Finite
-    unit: Unit
-    words: str
+    name: str  #: what was measured
+    value: Number  #: the figure
+    needed: Finite  #: the threshold it passes; 0 where it only informs
+    unit: Unit  #: `share`, `times`, `s`, `nats` (of one likelihood over another), or empty for a plain number
+    words: str  #: the figure as people read it: `compute beyond that of its peers: 80% (4% needed)`
 
 
 class Finding(Struct, frozen=True):
-    """One cause of a job's slowness.
+    """One cause of a job's slowness. What hides behind another cause costs more once that is gone."""
 
-    `effect`: what it does, as a phrase with its size in it; `evidence`: the figures behind it. `time`: how it develops
-    over the steps, None if that is meaningless; `since_step`: first step of a lasting change or of a run of slow steps,
-    None: from the beginning; `when`: when it acts, in words. `saved_s`: mean step seconds saved if only this cause
-    goes; `alone_s`: mean step seconds that it costs if all other named causes are gone. The two differ if causes hide
-    each other. `bound`: `saved_s` is an upper bound. `saved_when_acting_s`: as `saved_s`, over the steps in which it
-    acts, None if that is all of them. `confidence`: 0 to 1. `spent`: what the time of a recording is spent on.
-    `saves_step_s`: what its end saves of a step as it runs without the profiler, seconds; None if that is not known, or
-    if no profiler recorded the job. `once`: the steps in which it was seen, None if it returns. `costs`: what it costs,
-    in words. `priced`: whether a replay tells what it costs; else the trace is at fault, or nothing is wrong.
-    """
-
-    kind: str
-    title: str
-    where: Place
-    where_text: str
-    since_step: Ordinal | None
-    when: str
-    time: TimePattern | None
-    signature: str
-    effect: str
-    evidence: tuple[EvidenceFigure, ...]
+    kind: str  #: machine-readable name of the cause
+    title: str  #: the cause in words
+    where: Place  #: its place
+    where_text: str  #: its place in words
+    since_step: Ordinal | None  #: since when; null: all along, or at times
+    when: str  #: when it acts, in words
+    time: TimePattern | None  #: how its strength runs over the steps
+    signature: str  #: what it looks like
+    effect: str  #: what it does here, with its size: "computes 80% slower than its peers; noise alone makes 0.4%"
+    evidence: tuple[EvidenceFigure, ...]  #: figures that speak for it
+    #: 0 to 0.99, in whole percent: how sure it is that the cause exists where it is named; 1 for *healthy*
     confidence: Proportion
-    saved_s: Finite
-    alone_s: Finite
-    bound: bool
-    saved_when_acting_s: Number
-    refuted_by: str
-    next_check: str
-    suggested_fix: str
-    spent: Spent | None
+    saved_s: Finite  #: step time that goes if this cause alone goes
+    alone_s: Finite  #: step time it costs once all other causes are gone
+    bound: bool  #: both are upper bounds
+    saved_when_acting_s: Number  #: as `saved_s`, over the steps in which it acts; null where that is all of them
+    refuted_by: str  #: what would speak against it
+    next_check: str  #: what to look at next
+    suggested_fix: str  #: what to do about it: a command, a setting, or whom to ask
+    spent: Spent | None  #: of a recording of one rank: what its time is spent on
+    #: of a recording of torch.profiler: what its end saves of a step without the profiler; null if that is not known
     saves_step_s: Estimate | None
+    #: the steps in which it was seen, if they are one or two, so that no rate follows; null if it returns
     once: SeenOnce | None
-    costs: str
-    priced: bool
+    costs: str  #: what it costs, in words
+    priced: bool  #: a replay tells what it costs; else the trace is at fault, or nothing is wrong
 
 
 class Fix(Struct, frozen=True):
-    """One fix and its price.
+    """One fix and its price."""
 
-    `new_step_s`: mean recorded step with the fix, seconds; `saved_s`: mean seconds saved per step, +- `error_s` (replay
-    error, and half the 95 % interval of the saving over the steps). `bound`: True if `saved_s` is an upper bound.
-    `withheld`: why no saving is reported, None if one is; the figures are then None. `assumes`: what the price assumes
-    but the trace does not show, None if nothing. `cause`: the cause that the fix addresses, with `confidence` in that
-    cause, 0 to 1; None for a fix that any job can try. `edit`: the fix as text that `whatif --fix` gives the same
-    price, to be changed and asked again; None if it is no change of costs. `details`: the plan as plain data.
-    `saves_step_s`: as of `Finding`; `unprofiled_step_s`: the step without the profiler, as it is.
-    `saved_gpu_hours_per_day` is of that.
-    """
-
-    kind: str
-    title: str
-    where: Place
-    where_text: str
-    new_step_s: Number
+    kind: str  #: machine-readable name of the fix
+    title: str  #: what to do
+    where: Place  #: where
+    where_text: str  #: where, in words
+    new_step_s: Number  #: mean recorded step time then (launch delays stay); null where withheld
+    #: step time saved by ops as fast as their peers', everything else as recorded; `questions` are priced in the same
+    #: way
     saved_s: Number
-    saved_gpu_hours_per_day: Number
-    error_s: Seconds
-    bound: bool
-    withheld: str | None
-    assumes: str | None
-    cause: str | None
-    confidence: Proportion | None
-    edit: str | None
-    details: dict[str, Any]
+    saved_gpu_hours_per_day: Number  #: the same in GPU-hours a day
+    error_s: Seconds  #: plus or minus: replay error, and half the 95 % interval of the saving over the steps
+    bound: bool  #: it saves at most this; how much of it is reached is open
+    withheld: str | None  #: why no saving is promised
+    assumes: str | None  #: what the price takes for granted and the trace does not show
+    cause: str | None  #: kind of the cause it is for; null for what any job could try
+    confidence: Proportion | None  #: confidence of that cause, of a combination the lowest of its parts
+    edit: str | None  #: the fix as text for `--fix`, which gives it the same price; null if it is no change of costs
+    details: dict[str, Any]  #: the plan as plain data; depends on `kind`
+    #: of a recording of torch.profiler: what it saves of a step without the profiler, by which fixes are ordered; null
+    #: if that is not known
     saves_step_s: Estimate | None
+    #: of a recording of torch.profiler: the step without the profiler, as it is; null if that is not known
     unprofiled_step_s: Seconds | None
 
     @property
@@ -221,51 +214,45 @@ class Fix(Struct, frozen=True):
 
 
 class CauseInWords(Struct, frozen=True):
-    """One cause in sentences, with everything that an alert about it needs.
+    """One cause in sentences, with everything that an alert about it needs."""
 
-    `part`: what part of a rank is slow, None if the cause concerns the whole job. `what`: place, effect and cost.
-    `who`, `why`, `check` and `fix`: as in `Answer`. `ranks`, `hosts`, `gpu_uuids`: where it is, as far as known.
-    `cost_s`: seconds of the mean step, `share`: of the recorded step. `saved_gpu_hours_per_day`: saved by `fix`; None
-    if no saving is reported. `metrics`: what metrics of its machines say, left out if nobody asked them. `code`: the
-    line of code at which its rank differs from healthy peers, left out if nobody asked or none explains it.
-    """
-
-    kind: str
-    part: str | None
-    what: str
-    who: str
-    why: str
-    check: str
-    fix: str | None
-    ranks: tuple[Ordinal, ...]
-    hosts: tuple[str, ...]
-    gpu_uuids: tuple[str, ...]
-    cost_s: Seconds
-    share: Amount
+    kind: str  #: as in `causes`
+    part: str | None  #: as in `culprits`; null for what concerns the whole job
+    what: str  #: place, effect and cost
+    who: str  #: ranks and nodes, when it acts, and how sure it is
+    why: str  #: its `effect`
+    check: str  #: its `next_check`
+    fix: str | None  #: what to do first about it, and what that saves, or why no saving is promised
+    ranks: tuple[Ordinal, ...]  #: whom it sits on, as far as known
+    hosts: tuple[str, ...]  #: their nodes, as far as known
+    gpu_uuids: tuple[str, ...]  #: their GPUs, as far as known
+    cost_s: Seconds  #: seconds of the mean step that it costs
+    share: Amount  #: the same, of the recorded step
+    #: 0 to 0.99, in whole percent: how sure it is that the cause exists where it is named; 1 for *healthy*
     confidence: Proportion
-    first_step: Ordinal | None
-    saved_gpu_hours_per_day: Number
-    metrics: Maybe[str] = UNSET
+    first_step: Ordinal | None  #: since when; null: in every step, or at times
+    saved_gpu_hours_per_day: Number  #: what `fix` gives back; null where nothing is promised
+    metrics: Maybe[str] = UNSET  #: with `--metrics`: what metrics of its machines say: [Metrics](hardware.md)
+    #: of a running job: [the line of code](live.md#the-line-of-code) at which its rank differs from healthy peers
     code: Maybe[str] = UNSET
 
 
 class Culprit(Struct, frozen=True):
-    """One rank that a cause is on. `part`: what part of it is slow. `cost_s`: of the whole cause, mean seconds per
-    step.
+    """One rank that a cause is on."""
 
-    `rank`, `host`, `gpu_uuid`: None if unknown; `dp_rank`, `pp_rank`: None if the job is no pipeline. `first_step`:
-    since when, None if from the beginning. `hardware`: whether the recording shows that its machine is at fault.
-    """
-
-    rank: Ordinal | None
-    dp_rank: Ordinal | None
-    pp_rank: Ordinal | None
-    host: str | None
-    gpu_uuid: str | None
+    rank: Ordinal | None  #: the recorded rank; null for a worker that was not recorded
+    dp_rank: Ordinal | None  #: its place; null if the job is no pipeline
+    pp_rank: Ordinal | None  #: its place; null if the job is no pipeline
+    host: str | None  #: its node; null where the trace does not say
+    gpu_uuid: str | None  #: its GPU; null where the trace does not say
+    #: what is slow: `compute`, `workload`, `optimizer`, `data-loading`, `host`, `python-gc`, `process`, `checkpoint`,
+    #: `evaluation`, `network` or `unrecorded`
     part: str
-    cost_s: Seconds
+    cost_s: Seconds  #: seconds of the mean step that the whole cause costs
+    #: 0 to 0.99, in whole percent: how sure it is that the cause exists where it is named; 1 for *healthy*
     confidence: Proportion
-    first_step: Ordinal | None
+    first_step: Ordinal | None  #: since when; null: in every step, or at times
+    #: the recording shows that its machine is at fault (a throttled GPU): only then its node is to be drained
     hardware: bool
 
     @property
@@ -275,30 +262,23 @@ class Culprit(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """Sentences without a full stop, None if there is nothing to say.
+    """Sentences without a full stop, None if there is nothing to say."""
 
-    `headline`: as the verdict's, without its kind. `fix`: what to do first about the leading cause, and what that
-    saves; `action` and `saves`: the two parts of it. `check`: where else to look. `others`: the other causes that cost
-    time, one sentence each, with the cost. `stalls`: isolated slow steps, by how much and why, longest first. `causes`:
-    where each of the diagnosis's causes is and what it does, in the same order; `places`: only where. `accounts`: for
-    each cause that costs time, the leading one first, everything to say about it.
-    """
-
-    headline: str
-    cost: str | None
-    who: str | None
-    why: str | None
-    check: str | None
-    fix: str | None
-    action: str | None
-    saves: str | None
-    others: tuple[str, ...]
-    stalls: tuple[str, ...]
-    causes: tuple[str, ...]
-    places: tuple[str, ...]
-    trust: str
-    culprits: tuple[Culprit, ...]
-    accounts: tuple[CauseInWords, ...]
+    headline: str  #: who costs how much of the step, and how; as `verdict.sentence`
+    cost: str | None  #: what is lost, per step and per day; null where nothing is
+    who: str | None  #: ranks and nodes of the leading cause, when it acts, and how sure the cause is
+    why: str | None  #: its `effect`
+    check: str | None  #: where else to look: its `next_check`
+    fix: str | None  #: what to do first about it, and what that saves, or why no saving is promised
+    action: str | None  #: what to do first, alone
+    saves: str | None  #: what that saves, alone, or why no saving is promised; null where it has no price
+    others: tuple[str, ...]  #: the other causes that cost time, with what they cost
+    stalls: tuple[str, ...]  #: isolated slow steps, longest first: "step 10: +290.0 ms, data"
+    causes: tuple[str, ...]  #: where each of the object's `causes` is and what it does, in their order
+    places: tuple[str, ...]  #: only where: ranks and nodes
+    trust: str  #: why to believe the report, or why not
+    culprits: tuple[Culprit, ...]  #: the ranks that causes sit on, those of the costliest cause first
+    accounts: tuple[CauseInWords, ...]  #: each cause that costs something, the leading one first
 
 
 class Nodes(NamedTuple):
@@ -402,34 +382,27 @@ class State(StrEnum):
 
 
 class RunCause(Struct, frozen=True):
-    """What one cause at one place cost a run. `kind`: of the loss; `ranks`: global ranks, none for the whole job;
-    `hosts`: of these ranks, as far as known.
+    """What one cause at one place cost a run."""
 
-    `lost_share`: of the time of the whole run. `first_step`, `last_step`: the first and the last step that it slowed
-    down; `since`, `until`: when the first began and the last ended, seconds since the epoch, None where unknown.
-    `windows`: how many show it; `clear_windows`: how many between the first and the last of these do not;
-    `worst_window`: the one that lost most to it, and `worst_share`: of its time. `redone_s`: the part of `lost_s` in
-    steps that a later attempt did again: the bill has it as lost work. `do`: what to do about it first, as the report
-    on `worst_window` says; None if it says nothing, or was not asked.
-    """
-
-    kind: LossKind | None
-    cause: str
-    ranks: tuple[Ordinal, ...]
-    hosts: tuple[str, ...]
-    lost_s: Seconds
-    lost_share: Proportion
-    gpu_hours_lost: Amount
-    first_step: Ordinal | None
-    last_step: Ordinal | None
-    since: Moment | None
-    until: Moment | None
+    kind: LossKind | None  #: kind of loss, as in `Loss`; null for losses that hide each other
+    cause: str  #: kind of finding, `unexplained`, or the kind of loss if no cause is known
+    ranks: tuple[Ordinal, ...]  #: global ranks; empty for the whole job
+    hosts: tuple[str, ...]  #: hosts of these ranks, as far as known; ranks that moved to other hosts are another cause
+    lost_s: Seconds  #: seconds lost in all windows
+    lost_share: Proportion  #: share of the time of the whole run
+    gpu_hours_lost: Amount  #: the same in GPU-hours
+    first_step: Ordinal | None  #: first step that it slowed down
+    last_step: Ordinal | None  #: last step that it slowed down
+    since: Moment | None  #: when that first step began, seconds since 1970
+    until: Moment | None  #: when that last step ended
+    #: `open`, `over` (two windows or the end of the job without it, or its ranks moved) or `ended-with-the-job`
     state: State
-    windows: Count
-    worst_window: Count
-    worst_share: Proportion
-    redone_s: Seconds
-    clear_windows: Count = 0
+    windows: Count  #: number of windows that show it
+    worst_window: Count  #: the window that lost most to it
+    worst_share: Amount  #: share of the time of that window
+    redone_s: Seconds  #: the part of `lost_s` in steps that a later attempt did again: lost work on the bill
+    clear_windows: Count = 0  #: windows between the first and the last of these that do not show it
+    #: what to do first about it, as the report on `worst_window` says; null if it says nothing, or was not asked
     do: str | None = None
 
     @property
@@ -441,27 +414,22 @@ class RunCause(Struct, frozen=True):
 class RunVerdict(Struct, frozen=True):
     """What a run lost in all its windows.
 
-    `recorded_s`: seconds of the recorded steps whose losses are known; `covered_share`: these, of the time of the whole
-    run, `wall_s`. `lost_share`: of that time, too. `causes`: worst first. `ended`: how the job ended, None while it
-    runs and if unknown. `notes`: what the times cannot be trusted for. `of_windows`: how many the job has, for the
-    verdict on a part of its run; None for the whole run.
-
     It is a ledger: its causes add up to what the windows lost, and they are rows of the bill.
     """
 
-    first_step: Ordinal
-    last_step: Ordinal
-    windows: Count
-    wall_s: Seconds
-    covered_share: Proportion
-    recorded_s: Seconds
-    lost_s: Seconds
-    lost_share: Proportion
-    gpu_hours_lost: Amount
-    causes: Sequence[RunCause]
-    ended: str | None
-    notes: Sequence[str]
-    of_windows: Count | None = None
+    first_step: Ordinal  #: first step of all windows
+    last_step: Ordinal  #: last step of all windows
+    windows: Count  #: number of windows
+    wall_s: Seconds  #: seconds of the whole run, as on the bill: with its start, pauses and restarts
+    covered_share: Proportion  #: share of that time in recorded steps whose losses are known
+    recorded_s: Seconds  #: seconds of these steps
+    lost_s: Seconds  #: seconds that they lost
+    lost_share: Proportion  #: share of the time of the whole run
+    gpu_hours_lost: Amount  #: the same in GPU-hours
+    causes: Sequence[RunCause]  #: what lost it, worst first
+    ended: str | None  #: how the job ended; null while it runs, and if unknown
+    notes: Sequence[str]  #: what to bear in mind about its times
+    of_windows: Count | None = None  #: windows of the job, for a verdict on a range of it; null for the whole run
 
     @property
     def alarming(self) -> tuple[RunCause, ...]:

@@ -39,9 +39,9 @@ def kind_words(kind: str) -> str:
 class Link(Struct, frozen=True, order=True):
     """The connection of a stage to the next one on one DP rank; the last stage's is to the first."""
 
-    dp_rank: Ordinal
-    pp_rank: Ordinal
-    next_pp_rank: Ordinal
+    dp_rank: Ordinal  #: data-parallel rank
+    pp_rank: Ordinal  #: stage at one end
+    next_pp_rank: Ordinal  #: stage at the other
 
     @property
     def ends(self) -> tuple[Worker, Worker]:
@@ -53,20 +53,16 @@ class Link(Struct, frozen=True, order=True):
 
 
 class Place(Struct, frozen=True):
-    """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job.
+    """The place of a cause. An empty field makes no statement; if all are empty, the cause is in the whole job."""
 
-    `ranks`: global ranks, if a cause is on only some of a worker's ranks. `chunks`: model chunks of the stages, if a
-    cause is in only some of them.
-    """
-
-    workers: tuple[Worker, ...] = ()
-    ranks: tuple[Ordinal, ...] = ()
-    pp_ranks: tuple[Ordinal, ...] = ()
-    dp_ranks: tuple[Ordinal, ...] = ()
-    links: tuple[Link, ...] = ()
-    host: str | None = None
-    steps: tuple[Ordinal, ...] = ()
-    chunks: tuple[Count, ...] = ()
+    workers: tuple[Worker, ...] = ()  #: workers; all lists empty and no host: the whole job
+    ranks: tuple[Ordinal, ...] = ()  #: global ranks, where a cause sits on some ranks of a worker only
+    pp_ranks: tuple[Ordinal, ...] = ()  #: pipeline stages
+    dp_ranks: tuple[Ordinal, ...] = ()  #: data-parallel ranks
+    links: tuple[Link, ...] = ()  #: p2p links
+    host: str | None = None  #: host
+    steps: tuple[Ordinal, ...] = ()  #: steps
+    chunks: tuple[Count, ...] = ()  #: model chunks of the stages, if it is in only some of them
 
     def __str__(self) -> str:
         parts = []
@@ -134,33 +130,24 @@ class Figure(Struct, frozen=True):
 
 
 class Spent(Struct, frozen=True):
-    """What a GPU, or the host that launches its work, spends time on: the object of a finding in a recording.
+    """What a GPU, or the host that launches its work, spends time on: the object of a finding in a recording."""
 
-    `reason`: an `IdleReason`, or transfer, kernel, recompute, launch-bound. `name`: its operator, call, function or
-    kernel, the longest of `names`; `where`: the innermost line of Python outside of torch, "" if unknown. `count`: how
-    often; `seconds`: in all. `cannot_tell`: why its price is not known for sure and what to record next, None if it is.
-    """
-
-    reason: str
-    name: str
-    where: str
-    names: tuple[str, ...]
-    count: Count
-    seconds: Seconds
-    cannot_tell: str | None = None
+    reason: str  #: a reason of idle time, or `launch-bound`, `kernel`, `recompute`, `transfer`
+    name: str  #: what it is about, the longest of `names`: operator, call, function, loader or kernel
+    where: str  #: the innermost line of Python outside of torch, "" if unknown
+    names: tuple[str, ...]  #: all that belongs to it, longest first
+    count: Count  #: how often
+    seconds: Seconds  #: host or GPU time in all
+    cannot_tell: str | None = None  #: why its price is not sure, and what to record; null if it is
 
 
 class SeenOnce(Struct, frozen=True):
-    """The steps in which most of a loss was seen: one or two, so that no rate follows from it.
+    """The steps in which most of a loss was seen: one or two, so that no rate follows from it."""
 
-    `lost_s`: of each of `steps`, beyond what the others lose; `others_s`: what the usual one of the others loses;
-    `of_steps`: how many there are in all.
-    """
-
-    steps: tuple[Ordinal, ...]
-    lost_s: tuple[Finite, ...]
-    others_s: Finite
-    of_steps: Count
+    steps: tuple[Ordinal, ...]  #: the steps
+    lost_s: tuple[Finite, ...]  #: what each of them loses beyond what the others lose
+    others_s: Finite  #: what the usual one of the others loses
+    of_steps: Count  #: number of steps in all
 
     @property
     def words(self) -> str:

@@ -25,191 +25,183 @@ Limit = Literal["compute", "communication", "host"]
 
 
 class NamedTime(Struct, frozen=True):
-    """Time of what a name says. `where`: the innermost line of Python outside of torch, "" if unknown."""
+    """Time of what a name says."""
 
-    name: str
-    seconds: Seconds
-    where: str = ""
+    name: str  #: operator, "call in operator", Python function or annotation; "" if nothing was recorded
+    seconds: Seconds  #: how long
+    where: str = ""  #: the innermost line of Python outside of torch, "" if unknown
 
 
 class IdleTime(Struct, frozen=True):
-    """Idle time of one reason (`IdleReason`), in so many gaps between GPU ops. `names`: longest first."""
+    """Idle time of one reason (`IdleReason`)."""
 
+    #: `loader`, `gc`, `synchronise`, `allocation`, `runtime-call`, `operator`, `python`, `launch-call`,
+    #: `launch-latency`, `queued`, `unknown` or `checkpoint`
     reason: str
-    seconds: Seconds
-    gaps: Count
-    names: tuple[NamedTime, ...]
+    seconds: Seconds  #: how long
+    gaps: Count  #: number of gaps with a part of this reason
+    names: tuple[NamedTime, ...]  #: what took longest
 
 
 class BeforeFirst(Struct, frozen=True):
     """The time before the first GPU op, by what the thread did that launched it."""
 
-    seconds: Seconds
-    by_reason: dict[str, Seconds]
-    names: tuple[NamedTime, ...]
+    seconds: Seconds  #: from the start of the recording to the first GPU op
+    by_reason: dict[str, Seconds]  #: seconds of each reason, until the op was launched
+    names: tuple[NamedTime, ...]  #: what took longest
 
 
 class KernelTime(Struct, frozen=True):
-    """GPU ops of one name. `occupancy`: mean share of the threads of the card, by time, None if not recorded."""
+    """GPU ops of one name."""
 
-    name: str
-    count: Count
-    seconds: Seconds
-    of_class: str = msgspec.field(name="class")
+    name: str  #: full name
+    count: Count  #: how many
+    seconds: Seconds  #: in all
+    of_class: str = msgspec.field(name="class")  #: kernel class
+    #: share of the card's threads that they keep busy, as the profiler estimates it, mean by time
     occupancy: Proportion | None = None
 
 
 class ShapeTime(Struct, frozen=True):
-    """GPU time of an operator with inputs of these sizes; what it computes and moves a second, None if unknown.
+    """GPU time of an operator with inputs of these sizes, and what it computes and moves a second."""
 
-    `roofline_s`: how long it takes at the peak of the card.
-    """
-
-    dims: str
-    dtype: str
-    count: Count
-    seconds: Seconds
-    flops_s: Amount | None = None
-    bytes_s: Amount | None = None
-    roofline_s: Seconds | None = None
+    dims: str  #: sizes of the inputs
+    dtype: str  #: type of the first input
+    count: Count  #: how many
+    seconds: Seconds  #: in all
+    flops_s: Amount | None = None  #: floating-point operations a second; null but for matrix products
+    bytes_s: Amount | None = None  #: bytes a second, each input and the output once; null if unknown
+    roofline_s: Seconds | None = None  #: how long the card's peaks need; null if card or sizes are unknown
 
 
 class OpTime(Struct, frozen=True):
-    """GPU time of what an innermost operator launched. `module`: the nn.Module with most of it, None if unknown."""
+    """GPU time of what an innermost operator launched."""
 
-    name: str
-    gpu_ops: Count
-    seconds: Seconds
-    module: str | None
-    shapes: tuple[ShapeTime, ...]
+    name: str  #: the operator
+    gpu_ops: Count  #: GPU ops that it launched
+    seconds: Seconds  #: their time
+    module: str | None  #: the `nn.Module` with most of it, null if unknown
+    shapes: tuple[ShapeTime, ...]  #: by sizes of inputs, the 4 longest
 
 
 class Synchronisation(Struct, frozen=True):
-    """Calls that wait for the GPU. `idle_after_s`: of gaps that begin inside them; `saves_s`: without them."""
+    """Calls that wait for the GPU."""
 
-    call: str
-    op: str | None
-    where: str
-    count: Count
-    blocked_s: Seconds
-    idle_after_s: Seconds
-    saves_s: Number = None
+    call: str  #: the call
+    op: str | None  #: innermost operator around it, null for none
+    where: str  #: the innermost line of Python outside of torch, "" if unknown
+    count: Count  #: how many
+    blocked_s: Seconds  #: sum of their durations
+    idle_after_s: Seconds  #: idle time of gaps that begin inside them
+    saves_s: Number = None  #: without them, by replay; null if that is no finding
 
 
 class Transfer(Struct, frozen=True):
-    """Copies of one kind. `exposed_s`: while no kernel ran."""
+    """Copies of one kind."""
 
-    kind: str
-    pageable: bool
-    count: Count
-    bytes: Count
-    seconds: Seconds
-    exposed_s: Seconds
+    kind: str  #: `HtoD`, `DtoH`, `DtoD`, `PtoP`, ... or `other`
+    pageable: bool  #: from or to pageable memory
+    count: Count  #: how many
+    bytes: Count  #: in all
+    seconds: Seconds  #: in all
+    exposed_s: Seconds  #: while no kernel ran
 
 
 class Launches(Struct, frozen=True):
     """Calls that launched GPU ops, and kernels shorter than 10 microseconds."""
 
-    calls: Count
-    call_s: Seconds
-    short_kernels: Count
-    short_s: Seconds
-    kernels: Count
-    kernel_s: Seconds
+    calls: Count  #: distinct calls that launched
+    call_s: Seconds  #: their time
+    short_kernels: Count  #: kernels shorter than 10 us
+    short_s: Seconds  #: their time
+    kernels: Count  #: all kernels
+    kernel_s: Seconds  #: their time
 
 
 class MarkedSteps(Struct, frozen=True):
-    """Steps that the profiler marked; `mean_s` None if there are none."""
+    """Steps that the profiler marked."""
 
-    count: Count
-    mean_s: Seconds | None
+    count: Count  #: how many
+    mean_s: Seconds | None  #: mean duration, null if there are none
 
 
 class MemoryPoint(Struct, frozen=True):
     """Bytes that torch's allocator has given out, seconds after the recording began."""
 
-    seconds: Seconds
-    bytes: Count
+    seconds: Seconds  #: after the start of the recording
+    bytes: Count  #: given out
 
 
 class MemoryTimes(Struct, frozen=True):
-    """Memory of the GPU, in bytes: most of it given out (`peak_bytes`) and kept (`reserved_bytes`) at a time. `points`:
-    most of each interval of the recording in which it changed.
-    """
+    """Memory of the GPU, in bytes."""
 
-    peak_bytes: Count
-    reserved_bytes: Count
-    points: tuple[MemoryPoint, ...]
+    peak_bytes: Count  #: most that torch's allocator had given out at a time
+    reserved_bytes: Count  #: most that it kept
+    points: tuple[MemoryPoint, ...]  #: most of each interval in which it changed, 200 intervals at most
 
 
 class GpuTimes(Struct, frozen=True):
-    """One rank: from its first event to its last (`recording_s`); from its first GPU op to the end of its last
-    (`span_s`), of which it is busy or idle; and what is before and after.
+    """One rank: from its first event to its last; from its first GPU op to the end of its last, of which it is busy or
+    idle; and what is before and after.
     """
 
-    rank: Ordinal
-    recording_s: Seconds
-    span_s: Seconds
-    busy_s: Seconds
-    idle_s: Seconds
-    after_last_s: Seconds
-    before_first: BeforeFirst
+    rank: Ordinal  #: the rank
+    recording_s: Seconds  #: from the first event of host or GPU to the end of the last
+    span_s: Seconds  #: from the start of the first GPU op to the end of the last
+    busy_s: Seconds  #: while any GPU op ran
+    idle_s: Seconds  #: `span_s` - `busy_s`
+    after_last_s: Seconds  #: from the end of the last GPU op to that of the recording
+    before_first: BeforeFirst  #: the time before the first GPU op
+    #: what the thread did that launched the next op, longest first; sums to `idle_s`
     idle_by_reason: tuple[IdleTime, ...]
+    #: idle seconds by how gaps began: `synchronise`, `host`, `queued`, `unknown` or `checkpoint`
     idle_opened_by: dict[str, Seconds]
-    kernels: tuple[KernelTime, ...]
-    ops: tuple[OpTime, ...]
+    kernels: tuple[KernelTime, ...]  #: GPU ops by name, the 15 longest
+    ops: tuple[OpTime, ...]  #: GPU time by the innermost operator around the launch, the 15 longest
+    #: calls that wait for the GPU, by call and innermost operator, the 15 longest
     synchronisations: tuple[Synchronisation, ...]
-    transfers: tuple[Transfer, ...]
-    launch: Launches
-    steps: MarkedSteps
-    stacks: bool
-    shapes: bool
-    memory: MemoryTimes | None
+    transfers: tuple[Transfer, ...]  #: copies by kind
+    launch: Launches  #: launches, and kernels that are shorter than 10 us
+    steps: MarkedSteps  #: steps that the profiler marked
+    stacks: bool  #: whether Python functions were recorded
+    shapes: bool  #: whether the sizes of inputs were recorded
+    memory: MemoryTimes | None  #: memory of the GPU; null if it was not recorded (`profile_memory=True`)
 
 
 class Unprofiled(Struct, frozen=True):
-    """The step as it runs without the profiler that recorded the job, seconds.
+    """The step as it runs without the profiler that recorded the job, seconds."""
 
-    `profiled_step_s`: the mean recorded step; `overhead_s`: their difference; `per_operator_s`: what it costs to record
-    one operator. `how`: how that was found out.
-    """
-
-    profiled_step_s: Seconds
-    step_s: Estimate
-    overhead_s: Finite
-    per_operator_s: Seconds
-    how: str
+    profiled_step_s: Seconds  #: the mean recorded step
+    step_s: Estimate  #: the step as it runs without the profiler
+    overhead_s: Finite  #: their difference
+    per_operator_s: Seconds  #: what it costs the host to record one operator
+    how: str  #: how that was found out
 
 
 class GpuFinding(Struct, frozen=True):
-    """A finding of one GPU. `reason`: an `IdleReason`, or transfer, kernel, launch-bound. `share`: of the recording.
+    """A finding of one GPU."""
 
-    `saves_s`: of the recording; None if that cannot be told, because of `cannot_tell`. `saves_step_s`: of a step
-    without the profiler; None if that is not known.
-    """
-
-    reason: str
-    name: str
-    where: str
-    names: tuple[str, ...]
-    count: Count
-    seconds: Seconds
-    share: Amount
-    saves_s: Number
+    reason: str  #: a reason of idle time, or `launch-bound`, `kernel`, `recompute`, `transfer`
+    name: str  #: what it is about: operator, call, function, loader or kernel
+    where: str  #: the innermost line of Python outside of torch, "" if unknown
+    names: tuple[str, ...]  #: all that belongs to it, longest first
+    count: Count  #: how often
+    seconds: Seconds  #: host or GPU time in all
+    share: Amount  #: of the recording
+    saves_s: Number  #: how much shorter the recording is without it, by replay; null if that is not known
+    #: what a step saves without the profiler, 0 if something else then limits it; null if that is not known
     saves_step_s: Estimate | None
-    action: str
-    cannot_tell: str | None
+    action: str  #: what to do
+    cannot_tell: str | None  #: why its price is not sure, and what to record; null if it is
 
 
 class GpuInReport(GpuTimes, frozen=True, kw_only=True, tag="rank", tag_field="about"):
-    """One rank in a report: its times, and the findings, those first that save most without the profiler.
+    """One rank of a recording, with its times and findings."""
 
-    `unprofiled`: None because of `unprofiled_reason`.
-    """
-
+    #: what to do, what saves most without the profiler first; of several ranks, those of all together
     findings: tuple[GpuFinding, ...]
-    unprofiled: Unprofiled | None
-    unprofiled_reason: str | None
+    unprofiled: Unprofiled | None  #: the step as it runs without the profiler; null if that is not known
+    unprofiled_reason: str | None  #: why it is not known
 
 
 def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofiled | str) -> GpuInReport:
@@ -294,18 +286,18 @@ _MOST_ROWS, _MOST_OF_REASON, _WIDEST = 8, 2, 50
 
 
 class OtherStep(Struct, frozen=True):
-    """A step, seconds: as it is `now`, and as it would be, with a 90 % interval."""
+    """A step, seconds, as it is and as it would be."""
 
-    now: Seconds
-    value: Seconds
-    low: Seconds
-    high: Seconds
+    now: Seconds  #: as it is
+    value: Seconds  #: on the other GPU
+    low: Seconds  #: lower end of the 90 % interval
+    high: Seconds  #: upper end of the 90 % interval
 
 
 class OtherStepTime(OtherStep, frozen=True):
-    """`unprofiled`: the same without the profiler that recorded the job; None if its cost is not known."""
+    """The mean step on another GPU, with and without the profiler."""
 
-    unprofiled: OtherStep | None
+    unprofiled: OtherStep | None  #: the same without the profiler; null if its cost is not known
 
     @property
     def in_production(self) -> OtherStep:
@@ -315,47 +307,46 @@ class OtherStepTime(OtherStep, frozen=True):
 
 class ScaledKind(Struct, frozen=True):
     """Ops of one kind, by how their time was found: the nearest measured `shapes`, the `class` of such kernels, the
-    `roofline` of both cards, or `unchanged`. `share`: of the time of all ops; `factor`: times as long.
+    `roofline` of both cards, or `unchanged`.
     """
 
+    #: kind of op: `matmul`, `attention`, `elementwise`, `norm`, `softmax`, `copy`, `optimizer`, `compute`,
+    #: `collective`, `host`, `host copy`, `other ops`
     kind: str
-    tier: Literal["shapes", "class", "roofline", "unchanged"]
-    share: Proportion
-    factor: Amount
+    tier: Literal["shapes", "class", "roofline", "unchanged"]  #: `shapes`, `class`, `roofline` or `unchanged`
+    share: Proportion  #: of the time of all ops; adds up to 1
+    factor: Amount  #: times as long
 
 
 class MemoryOfGpu(Struct, frozen=True):
     """GB that the job reserves, and that the card has; None if unknown."""
 
-    needed: Amount | None
-    has: Amount | None
+    needed: Amount | None  #: GB that the job reserves on its fullest GPU
+    has: Amount | None  #: GB of the card, as its passport states it
 
 
 class Balanced(Struct, frozen=True):
-    """The same GPUs with the batch shared out by speed. `shares`: of each replica, 1 for an equal share."""
+    """The same GPUs with the batch shared out by speed."""
 
-    step_time_s: Seconds
-    shares: dict[str, Amount]
+    step_time_s: Seconds  #: the mean step
+    shares: dict[str, Amount]  #: of each replica of the model: its part of the batch, 1 for an equal one
 
 
 class OnGpu(Struct, frozen=True, kw_only=True, tag="card", tag_field="about"):
-    """One answer to `--gpu`. `selection`: the ops that run on that GPU, None for all. `speedup`: now / value, without
-    the profiler as far as that is known. `bottleneck`: what most of the step then waits for. `ties`: other answers, by
-    the position in `gpus`, -1 for the job as it is, whose intervals overlap with this one.
-    """
+    """The job on another GPU or in another precision, an answer to `--gpu`."""
 
-    gpu: str
-    selection: str | None
-    precision: str | None
-    step_time_s: OtherStepTime
-    speedup: Amount
-    tiers: list[ScaledKind]
-    fits: bool | None
-    memory_gb: MemoryOfGpu
-    bottleneck: Limit
-    balanced: Balanced | None
-    ties: list[int]
-    warnings: list[str]
+    gpu: str  #: the GPU, as its passport names it
+    selection: str | None  #: the ops that run on it; null for all
+    precision: str | None  #: as asked; null for that of the trace
+    step_time_s: OtherStepTime  #: the mean step
+    speedup: Amount  #: now / then, without the profiler as far as that is known
+    tiers: list[ScaledKind]  #: how the time of each kind of op was found, most time first
+    fits: bool | None  #: whether the card has the memory that the job reserves; null if one of them is unknown
+    memory_gb: MemoryOfGpu  #: both
+    bottleneck: Limit  #: what most of the critical path is then: `compute`, `communication` or `host`
+    balanced: Balanced | None  #: with `selection`: the same GPUs with the batch shared out by speed, if that is faster
+    ties: list[int]  #: positions in `gpus` of answers with an overlapping interval; -1 for the job as it is
+    warnings: list[str]  #: what makes the answer less certain
 
 
 def hardware_table(answers: Sequence[OnGpu]) -> Table:
@@ -442,56 +433,46 @@ class MechanismName(StrEnum):
 
 
 class Band(Struct, frozen=True):
-    """The suspect's series over its peers', for a figure: a few hundred points at most.
+    """The suspect's series over its peers', a few hundred points at most; None where nothing was sampled."""
 
-    `time`: seconds since 1970; `own`: of the slowest device; `low`, `high`: the middle 80 % of the peers' series; all
-    in `unit`, None where nothing was sampled. The trace, or the suspicion, lasts `from_s` to `to_s`.
-    """
-
-    unit: str
-    time: list[Finite]
-    own: list[Number]
-    low: list[Number]
-    high: list[Number]
-    from_s: Finite = msgspec.field(name="from")
-    to_s: Finite = msgspec.field(name="to")
+    unit: str  #: of all values
+    time: list[Finite]  #: seconds since 1970
+    own: list[Number]  #: of the suspect's slowest device
+    low: list[Number]  #: a tenth of the peers' series is below
+    high: list[Number]  #: a tenth is above
+    from_s: Finite = msgspec.field(name="from")  #: when the trace begins to show it
+    to_s: Finite = msgspec.field(name="to")  #: when it ends
 
 
 class MetricTest(Struct, frozen=True, kw_only=True):
-    """The test of one suspicion. A verdict but not-testable has everything but `missing` and `reason`.
+    """The test of one suspicion. A verdict but not-testable has everything but `missing` and `reason`."""
 
-    `shows`, `predicts`: how much longer the work takes by the trace and by the metric, 0.4 = 40 %; `interval`: of
-    `predicts`, 95 %. `device`: the slowest GPU or port, None if the metric is of the host. `samples`: of that series in
-    the interval, every `sampling_s` seconds. `missing`: names of metrics. `basis`: what the host is compared with.
-    """
-
-    host: str
-    part: str
-    verdict: MetricVerdict
-    shows: Finite
-    sentence: str
-    device: str | None = None
+    host: str  #: the suspected host
+    part: str  #: the slow part of a rank: `compute`, `network` or `process`
+    verdict: MetricVerdict  #: `confirmed`, `refuted` or `not-testable`
+    shows: Finite  #: how much longer the work takes by the trace, 0.4 = 40 %
+    sentence: str  #: all of it in words
+    device: str | None = None  #: the slowest GPU or port; null if the metric is of the host
+    #: `clock`, `link`, `cpu-pressure`, `cpu-limit`, `memory-pressure` or `io-pressure`
     mechanism: MechanismName | None = None
-    metric: str | None = None
-    predicts: Number = None
-    interval: list[Finite] | None = None
-    sampling_s: Seconds | None = None
-    samples: Count | None = None
-    basis: str | None = None
-    missing: tuple[str, ...] = ()
-    reason: str | None = None
-    band: Band | None = None
+    metric: str | None = None  #: as the exporter names it
+    predicts: Number = None  #: how much longer the work takes by the metric
+    interval: list[Finite] | None = None  #: of `predicts`, 95 %: low and high
+    sampling_s: Seconds | None = None  #: seconds between samples
+    samples: Count | None = None  #: how many lie in the interval
+    basis: str | None = None  #: what the host is compared with
+    missing: tuple[str, ...] = ()  #: metrics that the exporters lack
+    reason: str | None = None  #: why it is not testable
+    band: Band | None = None  #: what a figure needs
 
 
 class MetricsInReport(Struct, frozen=True):
-    """The key `metrics` of a report. `source`: where the samples come from; `dropped`: samples that were no numbers or
-    came twice; `problem`: why nothing could be read, None if something was.
-    """
+    """The key `metrics` of a report."""
 
-    source: str
-    tests: list[MetricTest]
-    dropped: Count = 0
-    problem: str | None = None
+    source: str  #: where the samples come from
+    tests: list[MetricTest]  #: one for each host of each cause whose part metrics can show
+    dropped: Count = 0  #: samples that were no numbers or came twice
+    problem: str | None = None  #: why nothing could be read
 
     @property
     def pictures(self) -> list[Series]:

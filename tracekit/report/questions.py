@@ -41,18 +41,16 @@ ExpertCause = Literal["hot-expert", "hot-rank", "rotating", "skew", "late-peer",
 
 
 class Question(Struct, frozen=True):
-    """One custom what-if question and its answer.
+    """One custom what-if question and its answer."""
 
-    `step_time_s`: the mean recorded step after the edit, as fixes are priced; of `keep only`, T of its replay, without
-    launch delays, and what it saves is compared with T(original). `error_s`: of `saved_s`, as of a fix.
-    """
-
-    question: str
-    ops: Count
+    question: str  #: the selection or edit, after `fix` or `keep only`
+    ops: Count  #: ops selected
+    #: mean recorded step with the selected ops as fast as their peers, launch delays kept; of `keep only`, T of the
+    #: ideal job with only these ops as recorded
     step_time_s: Seconds
-    saved_s: Finite
-    error_s: Seconds
-    saved_gpu_hours_per_day: Finite | None
+    saved_s: Finite  #: mean recorded step minus that; of `keep only`, T(original) minus that
+    error_s: Seconds  #: plus or minus, as of a `Fix`; of `keep only`, without the replay error
+    saved_gpu_hours_per_day: Finite | None  #: the same in GPU-hours a day
 
 
 class ByLabel(Struct, frozen=True):
@@ -107,86 +105,76 @@ def change_text(saved_s: float) -> str:
 class Idle(Struct, frozen=True):
     """Idle time of all stages, their mean, at one place for one reason."""
 
-    place: PlaceOfIdle
-    reason: ReasonOfIdle
-    idle_s: Seconds
+    place: PlaceOfIdle  #: `warm-up`, `between` or `drain`
+    reason: ReasonOfIdle  #: `peer`, `transfer`, `collective` or `host`
+    idle_s: Seconds  #: seconds
 
 
 class IdleOfStage(Struct, frozen=True):
-    """Idle time of one stage at one place for one reason. `waits_for`: the stage that it waits for, if any."""
+    """Idle time of one stage at one place for one reason."""
 
-    place: PlaceOfIdle
-    reason: ReasonOfIdle
-    waits_for: Ordinal | None
-    idle_s: Seconds
+    place: PlaceOfIdle  #: as in `Idle`
+    reason: ReasonOfIdle  #: as in `Idle`
+    waits_for: Ordinal | None  #: the stage that it waits for
+    idle_s: Seconds  #: seconds
 
 
 class StageBubbles(Struct, frozen=True):
-    """One stage. `usable_s`: idle time in gaps that are long enough for other work. `peak_microbatches`: the most
-    microbatches whose activations it holds at any time.
-    """
+    """One stage."""
 
-    pp_rank: Ordinal
-    work_s: Seconds
-    idle_s: Seconds
-    usable_s: Seconds
-    peak_microbatches: Amount
-    places: list[IdleOfStage]
+    pp_rank: Ordinal  #: the stage
+    work_s: Seconds  #: computing
+    idle_s: Seconds  #: the rest of the window
+    usable_s: Seconds  #: idle in gaps of more than 50 us
+    peak_microbatches: Amount  #: the most microbatches it holds at a time; a chunk counts as its share of the stage
+    places: list[IdleOfStage]  #: where, why and for whom
 
 
 class LostTo(Struct, frozen=True):
     """The part of the idle time that is due to one cause."""
 
-    cause: CauseOfIdle
-    lost_s: Seconds
+    cause: CauseOfIdle  #: `dependency`, `stages`, `workers`, `jitter`, `transfers` or `host`
+    lost_s: Seconds  #: seconds of idle time
 
 
 class PricedSchedule(Struct, frozen=True):
-    """What the pipeline would take under another schedule.
+    """What the pipeline would take under another schedule."""
 
-    `schedule`: as asked for. `window_s`, `step_time_s`, `saved_s`: null if only the bounds `low_s` and `high_s` of the
-    window are known. `peak_microbatches`: of each stage. `refused`: why there are no figures, null if there are.
-    `assumes`: what the price rests on.
-    """
-
-    schedule: str
-    window_s: Seconds | None
-    step_time_s: Seconds | None
-    low_s: Number
-    high_s: Number
-    saved_s: Number
-    peak_microbatches: list[Amount] | None
-    refused: str | None
-    assumes: str | None
+    schedule: str  #: as asked for
+    window_s: Seconds | None  #: the window; null if only bounds are known
+    step_time_s: Seconds | None  #: the step
+    low_s: Number  #: least window
+    high_s: Number  #: greatest window
+    saved_s: Number  #: seconds that a step gets shorter
+    peak_microbatches: list[Amount] | None  #: the most microbatches that each stage holds
+    refused: str | None  #: why there is no price
+    assumes: str | None  #: what the price rests on
 
 
 class LeftOut(Struct, frozen=True):
     """A lane that is not part of the figures."""
 
-    step: Ordinal
-    dp_rank: Ordinal
+    step: Ordinal  #: its step
+    dp_rank: Ordinal  #: its DP rank
 
 
 class Bubbles(Struct, frozen=True):
     """The idle time of the stages of a pipeline.
 
-    `window_s`: from the first start to the last end of any compute. `share`: of the window. `causes`: largest first.
-    `unknown`: why there are no figures, `causes_unknown`: why there are no causes; null if there are.
-
     All figures are seconds per lane (one DP rank in one step, all its stages), means over the lanes.
     """
 
-    window_s: Seconds | None
-    work_s: Seconds | None
-    idle_s: Seconds | None
-    share: Proportion | None
-    places: list[Idle]
-    by_stage: list[StageBubbles]
-    causes: list[LostTo]
-    causes_unknown: str | None
-    schedules: list[PricedSchedule]
-    unknown: str | None
-    left_out: list[LeftOut]
+    window_s: Seconds | None  #: from the first start to the last end of any compute of a lane
+    work_s: Seconds | None  #: of which a stage computes, mean over the stages
+    idle_s: Seconds | None  #: the rest
+    share: Proportion | None  #: `idle_s` / `window_s`
+    places: list[Idle]  #: where and for which reason; sums to `idle_s`
+    by_stage: list[StageBubbles]  #: the same by stage
+    causes: list[LostTo]  #: why, largest first; sums to `idle_s`
+    causes_unknown: str | None  #: why there are no causes
+    schedules: list[PricedSchedule]  #: the schedules that were asked for
+    unknown: str | None  #: why there are no figures
+    left_out: list[LeftOut]  #: lanes that are not part of the figures
 
 
 def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
@@ -207,130 +195,118 @@ def frames(bubbles: Bubbles) -> dict[str, pl.DataFrame]:
 
 
 class OverlapOfRank(Struct, frozen=True):
-    """One rank, seconds of the recording.
+    """One rank, seconds of the recording."""
 
-    `both_s`: compute and communication at once; `exposed_s`: communication alone. `hidden_share`: of the communication;
-    `efficiency`: of what could be hidden. `wait_s`: inside collectives, until the last member began (`peers`), or
-    beyond the shortest kernel of that name, an upper bound (`minimum`). `sm_tax_at_most_s`: how much longer compute may
-    have taken on the SMs that communication left it; null if the number of SMs is unknown.
-    """
-
-    rank: Ordinal
-    compute_s: Seconds
-    communication_s: Seconds
-    both_s: Seconds
-    exposed_s: Seconds
-    hidden_share: Proportion
-    efficiency: Proportion
-    wait_s: Seconds
+    rank: Ordinal  #: the rank
+    compute_s: Seconds  #: something computes, copies or fills
+    communication_s: Seconds  #: something communicates
+    both_s: Seconds  #: both at once
+    exposed_s: Seconds  #: communication alone
+    hidden_share: Proportion  #: `both_s` / `communication_s`
+    efficiency: Proportion  #: `both_s` over the shorter of the two
+    wait_s: Seconds  #: in collectives, before the transfer
+    #: `peers`: until the last member began; `minimum`: beyond the shortest kernel of its name, an upper bound
     wait_basis: WaitBasis
+    #: at most so much longer did compute take on the SMs that communication left it; null if the number of SMs is not
+    #: known
     sm_tax_at_most_s: Seconds | None
 
 
 class OverlapOfCollective(Struct, frozen=True):
     """The communication kernels of one name, all ranks together."""
 
-    name: str
-    ops: Count
-    seconds: Seconds
-    exposed_s: Seconds
-    wait_s: Seconds
+    name: str  #: without return type, template arguments and parameters
+    ops: Count  #: how many
+    seconds: Seconds  #: of all of them
+    exposed_s: Seconds  #: of these without compute
+    wait_s: Seconds  #: of these before the transfer
 
 
 class PhaseOps(Struct, frozen=True):
     """The GPU ops launched inside annotations of one name, such as "attn(F)", all ranks together."""
 
-    phase: str
-    ops: Count
-    seconds: Seconds
+    phase: str  #: such as `attn(F)`
+    ops: Count  #: how many
+    seconds: Seconds  #: of all of them
 
 
 class PhasePair(Struct, frozen=True):
     """How long communication of one phase ran while compute of another did, all ranks together."""
 
-    communication: str
-    compute: str
-    seconds: Seconds
+    communication: str  #: phase of the communication
+    compute: str  #: phase of the compute
+    seconds: Seconds  #: both at once
 
 
 class Overlap(Struct, frozen=True):
-    """Communication and compute at once. `assigned_ops`: of `gpu_ops`, those launched inside an annotation."""
+    """Communication and compute at once."""
 
-    ranks: list[OverlapOfRank]
-    collectives: list[OverlapOfCollective]
-    phases: list[PhaseOps]
-    pairs: list[PhasePair]
-    gpu_ops: Count
-    assigned_ops: Count
+    ranks: list[OverlapOfRank]  #: the ranks, ascending
+    collectives: list[OverlapOfCollective]  #: communication kernels by name, longest first
+    phases: list[PhaseOps]  #: GPU ops by annotation, longest first
+    pairs: list[PhasePair]  #: what ran under what, longest first
+    gpu_ops: Count  #: all GPU ops
+    assigned_ops: Count  #: those launched inside an annotation
 
 
 class LayerLoads(Struct, frozen=True):
-    """One layer of experts, mean over the steps. `tokens_by_rank`: that each rank computes, ranks ascending.
+    """One layer of experts, mean over the steps."""
 
-    `max_over_mean`: of the ranks. `deviation`: of `max_over_mean` over the steps.
-    """
-
-    layer: Count
-    tokens_by_rank: list[Amount]
-    tokens_by_expert: list[Amount] | None
-    max_over_mean: Amount
-    deviation: Amount
+    layer: Count  #: from 0, in the order of a forward
+    tokens_by_rank: list[Amount]  #: tokens of each rank, ranks ascending
+    tokens_by_expert: list[Amount] | None  #: tokens of each expert; null if nobody logged them
+    max_over_mean: Amount  #: heaviest rank over the mean
+    deviation: Amount  #: its standard deviation over the steps
 
 
 class LoadFit(Struct, frozen=True):
-    """Seconds = `base_s` + `per_token_s` x tokens, of the experts of a rank or of a transfer (most tokens of any rank).
-
-    `r2`: the share of the variance that this explains.
+    """Time against tokens, of the experts of a rank or of a transfer (most tokens of any rank): seconds = base + per
+    token x tokens.
     """
 
-    phase: str
-    base_s: Finite
-    per_token_s: Finite
-    r2: AtMostOne
+    phase: str  #: `experts-forward`, `experts-backward`, `dispatch` or `combine`
+    base_s: Finite  #: seconds without tokens
+    per_token_s: Finite  #: seconds for each token; of transfers, for each row of the rank with most
+    r2: AtMostOne  #: share of the variance that it explains
 
 
 class Rebalanced(Struct, frozen=True):
-    """A plan and its price, seconds a step; null where it is not known, `unknown` says why.
+    """A plan and its price, seconds a step; null where it is not known."""
 
-    `low_s`, `high_s`: bounds of the step. `placement`: for each layer, pairs of expert and rank. `chunks`: the best
-    number.
-    """
-
-    plan: str
-    step_time_s: Seconds | None = None
-    low_s: Number = None
-    high_s: Number = None
-    saved_s: Number = None
-    error_s: Seconds | None = None
-    dropped_share: Proportion | None = None
-    placement: list[Placement] | None = None
-    chunks: Count | None = None
-    unknown: str | None = None
+    plan: str  #: as asked for
+    step_time_s: Seconds | None = None  #: the step; null if only bounds are known, or nothing
+    low_s: Number = None  #: its least
+    high_s: Number = None  #: its most
+    saved_s: Number = None  #: what it saves
+    error_s: Seconds | None = None  #: two standard errors of the fits
+    dropped_share: Proportion | None = None  #: of all tokens, beyond the capacity
+    placement: list[Placement] | None = None  #: for each layer, pairs of expert and rank
+    chunks: Count | None = None  #: the best number of chunks
+    unknown: str | None = None  #: why there is no price
 
 
 class CauseOfImbalance(Struct, frozen=True):
-    """Why ranks wait for each other in all-to-alls. `saved_s`: a step, with equal loads or without the late peer."""
+    """Why ranks wait for each other in all-to-alls."""
 
-    cause: ExpertCause
-    rank: Ordinal | None
-    expert: Count | None
-    layers: list[Count]
-    saved_s: Finite
+    cause: ExpertCause  #: `hot-expert`, `hot-rank`, `rotating`, `skew`, `late-peer` or `one-launch-queue`
+    rank: Ordinal | None  #: the rank, if it is one
+    expert: Count | None  #: the expert that is heaviest in all steps of most layers, if it is one
+    layers: list[Count]  #: layers with more than 5 % beyond the mean
+    saved_s: Finite  #: seconds a step with equal loads, or without the late peer
 
 
 class Experts(Struct, frozen=True):
-    """Loads of experts. `source`: where they were read, null if nowhere; `cut`: the profiler cut the lists of a group.
+    """Loads of experts."""
 
-    `notes`: what to know about the loads, a sentence each.
-    """
-
+    #: `splits` (rows of all-to-alls), `loads` (the log), `kernel-times`; null if none shows them
     source: LoadSource | None
-    cut: bool
-    layers: list[LayerLoads]
-    fits: list[LoadFit]
-    rebalance: list[Rebalanced]
+    cut: bool  #: whether the profiler cut the lists of rows
+    layers: list[LayerLoads]  #: layers of experts in order
+    fits: list[LoadFit]  #: times against tokens
+    rebalance: list[Rebalanced]  #: the plans that were asked for
+    #: why ranks wait for each other in all-to-alls; empty if that costs less than 1 % of the step
     causes: list[CauseOfImbalance]
-    notes: list[str]
+    notes: list[str]  #: what to know about the loads
 
 
 class PlacedLayer(Struct, frozen=True):

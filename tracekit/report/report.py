@@ -22,7 +22,7 @@ import tracekit
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
-from tracekit.base.errors import OutputError, SelectionError, extra
+from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.quantities import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
 from tracekit.base.text import short
 from tracekit.report import questions
@@ -116,8 +116,8 @@ class WorkerGrid(Struct, frozen=True, eq=False):
 class Remark(Struct, frozen=True):
     """What else a reader must know; without a name, it continues the remark before."""
 
-    name: str
-    words: str
+    name: str  #: what it is about; empty if it continues the remark before
+    words: str  #: a sentence without a full stop
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -135,82 +135,118 @@ class Report(Struct, frozen=True, kw_only=True):
     An undefined figure is None. A key that the source lacks is `msgspec.UNSET`, which is false.
     """
 
-    report_version: int
-    job: Outline
-    answer: Answer
-    verdict: Verdict
-    trust: Trust
-    step_time_s: Times
-    slowdown: Slowdown | None
-    slowdown_error: Seconds | None
-    waste: AtMostOne | None
-    straggling: bool
-    wasted_gpu_hours: Amount | None
-    wasted_gpu_hours_per_day: Amount | None
+    report_version: int  #: version of this schema
+    job: Outline  #: which job
+    answer: Answer  #: what is slow, who, why and what to do, in sentences
+    verdict: Verdict  #: what kind of loss the job has, and how much
+    trust: Trust  #: whether the replay explains the recording
+    step_time_s: Times  #: mean step times
+    slowdown: Slowdown | None  #: S = T(original) / T(ideal)
+    slowdown_error: Amount | None  #: half the width of its 95 % interval; null if the steps are too few to tell
+    waste: AtMostOne | None  #: 1 - 1/S; below 0 where the ideal job would be slower
+    straggling: bool  #: S is at least 1.1
+    wasted_gpu_hours: Amount | None  #: GPU-hours lost in the traced steps, at least 0
+    wasted_gpu_hours_per_day: Amount | None  #: GPU-hours that a day at this rate loses, at least 0
+    #: what figures of GPU-hours a day take for granted; empty if too little was recorded for them: then ignore them
     assumptions: list[str]
+    #: why the job is slow, costliest first; one of kind `healthy` or `unexplained` where none shows, but in
+    #: post-training
     findings: list[Finding] = msgspec.field(name="causes")
+    #: what to do about it: fixes for a named cause, then what any job could try, each by what it saves, bounds
+    #: included; the combination last
     fixes: list[Fix]
-    patterns: Patterns
-    stalls: list[Stall]
+    patterns: Patterns  #: how the slowdown runs over steps and workers
+    stalls: list[Stall]  #: isolated slow steps, longest first
+    #: the detectors of plug-ins that were left out of this report, and why
+    #: ([Extending](extending.md#if-a-plug-in-fails))
     problems: list[str]
-    failed: list[str]
-    lacks: list[Lack]
-    questions: list[Question]
-    by_label: list[OfLabel]
-    by_kind: list[Contribution]
-    by_step: list[OfStep]
-    critical_path: list[OnPath]
-    remarks: list[Remark]
-    overview: list[Table]
-    asked: list[Section]
+    failed: list[str]  #: kinds of the detectors of plug-ins that failed on this job
+    lacks: list[Lack]  #: what its source cannot show: conclusions that need it are not drawn
+    questions: list[Question]  #: what if ops were as fast as their peers: `--fix` in the order asked, then `--keep`
+    by_label: list[OfLabel]  #: S by the labels of `--by` in the order asked, costliest first
+    by_kind: list[Contribution]  #: op kinds, worst first
+    by_step: list[OfStep]  #: steps in order
+    critical_path: list[OnPath]  #: what the critical path consists of, most of the step first
+    remarks: list[Remark]  #: what else a reader must know: `name` of each and its `words`
+    overview: list[Table]  #: the tables of the first screen, in words; empty for pipelines without `--bubbles`
+    asked: list[Section]  #: the tables and pictures that answer `--fix`, `--keep`, `--by`, `--overlap` and `--experts`
+    #: all tables and pictures of `--full`: phases and requests of post-training, a step of the pipeline with
+    #: `--bubbles`, uneven loads of experts; empty for other pipelines
     sections: list[Section]
-    method: Maybe[MethodUsed] = UNSET
+    method: Maybe[MethodUsed] = UNSET  #: pipelines: the rules of the analysis
+    #: which clocks were off; of a recording, the clock of each rank
     clocks: Maybe[ClockReport | list[ClockOfRank]] = UNSET
-    posting: Maybe[PostingRule] = UNSET
-    coverage: Maybe[Coverage] = UNSET
-    bubbles: Maybe[Bubbles | None] = UNSET
-    overlap: Maybe[Overlap] = UNSET
-    experts: Maybe[Experts] = UNSET
+    posting: Maybe[PostingRule] = UNSET  #: pipelines: when receives are posted
+    coverage: Maybe[Coverage] = UNSET  #: pipelines: how much of the job was traced
+    bubbles: Maybe[Bubbles | None] = UNSET  #: pipelines: where stages are idle; null without `--bubbles`
+    overlap: Maybe[Overlap] = UNSET  #: recordings, with `--overlap`: compute and communication at once
+    experts: Maybe[Experts] = UNSET  #: with `--experts`: loads of experts
+    #: pipelines: share of the loss that the slowest 3 % of the workers (at least one) give back when idealised
     m_w: Maybe[Number] = UNSET
-    m_s: Maybe[Number] = UNSET
-    slowest_workers: Maybe[list[Worker]] = UNSET
-    by_pp_rank: Maybe[list[Contribution]] = UNSET
-    by_dp_rank: Maybe[list[Contribution]] = UNSET
-    by_worker: Maybe[list[OfWorker]] = UNSET
-    critical_workers: Maybe[list[OnPath]] = UNSET
-    forward_backward_correlation: Maybe[list[Correlation]] = UNSET
-    by_rank: Maybe[list[OfRank]] = UNSET
+    m_s: Maybe[Number] = UNSET  #: pipelines: the same for the last stage
+    slowest_workers: Maybe[list[Worker]] = UNSET  #: pipelines: the workers of `m_w`, slowest first
+    by_pp_rank: Maybe[list[Contribution]] = UNSET  #: pipelines: pipeline stages in order
+    by_dp_rank: Maybe[list[Contribution]] = UNSET  #: pipelines: data-parallel ranks in order
+    by_worker: Maybe[list[OfWorker]] = UNSET  #: pipelines: workers, worst first
+    critical_workers: Maybe[list[OnPath]] = UNSET  #: pipelines: workers on the critical path, most of the step first
+    forward_backward_correlation: Maybe[list[Correlation]] = UNSET  #: pipelines: stages in order
+    by_rank: Maybe[list[OfRank]] = UNSET  #: op traces and recordings: ranks in order
+    #: recordings: the steps that the profiler marked, in order; none if it marked none
     marked_steps: Maybe[list[MarkedStep]] = UNSET
+    #: op traces and recordings: kinds of ops on the critical path, most of the step first; empty if ops have no kind
     critical_kinds: Maybe[list[OnPath]] = UNSET
+    #: op traces and recordings: ranks on the critical path, most of the step first
     critical_ranks: Maybe[list[OnPath]] = UNSET
-    gaps: Maybe[list[MissingMembers]] = UNSET
+    gaps: Maybe[list[MissingMembers]] = UNSET  #: op traces and recordings: collectives with missing members
+    #: recordings: the same as `step_time_s`, because all of it was replayed at once
     recording_time_s: Maybe[Times] = UNSET
-    collectives: Maybe[Collectives] = UNSET
-    wait_for: Maybe[list[WaitFor]] = UNSET
-    kernel_classes: Maybe[list[Kernels]] = UNSET
-    unknown_kernels: Maybe[list[Kernels]] = UNSET
+    collectives: Maybe[Collectives] = UNSET  #: recordings: which kernels belong together
+    wait_for: Maybe[list[WaitFor]] = UNSET  #: recordings: which rank waited for which
+    kernel_classes: Maybe[list[Kernels]] = UNSET  #: recordings: classes of kernels over all ranks, most time first
+    unknown_kernels: Maybe[list[Kernels]] = UNSET  #: recordings: the 20 longest kernels that no class matches
+    #: recordings of one rank: what its GPU did, why it was idle, and what to do about it
+    #: ([definitions](kineto.md#one-gpu))
     gpu: Maybe[GpuInReport] = UNSET
+    #: with `--gpu`, the answers in the order asked; then, of recordings of several ranks, the same as `gpu` for each,
+    #: at most 16
     gpus: Maybe[list[GpuInReport | OnGpu]] = UNSET
-    metrics: Maybe[MetricsInReport] = UNSET
+    metrics: Maybe[MetricsInReport] = UNSET  #: with `--metrics`: what metrics of the machines say of the culprits
+    #: jobs in a store, without `--window`: what all windows lost; the rest of the report is about the newest
     run: Maybe[RunVerdict] = UNSET
-    step_s: Maybe[Seconds] = UNSET
-    length_s: Maybe[Seconds] = UNSET
-    replayed_s: Maybe[Seconds | None] = UNSET
-    generation_s: Maybe[Seconds | None] = UNSET
+    step_s: Maybe[Seconds] = UNSET  #: post-training: the step
+    length_s: Maybe[Seconds] = UNSET  #: post-training: all steps together, those that warm up included
+    replayed_s: Maybe[Seconds | None] = UNSET  #: post-training: the step as replayed; null for a log
+    generation_s: Maybe[Seconds | None] = UNSET  #: post-training: the generation; null if the log has only a part of it
+    #: post-training: from the end of a sync to the start of the next training; null for a log
     trainer_wait_s: Maybe[Number] = UNSET
+    #: post-training: updates that the weights of a generation lag behind; null if the log does not tell
     staleness: Maybe[Count | None] = UNSET
-    phases: Maybe[list[PhaseTime]] = UNSET
+    phases: Maybe[list[PhaseTime]] = UNSET  #: post-training: the longest first
+    #: post-training: the step minus its phases (if generation runs beside the others, minus the longer of both); null
+    #: if the step was logged as the sum of its phases
     unaccounted_s: Maybe[Number] = UNSET
+    #: post-training: why times contradict each other: phases longer than the step, an engine's clock; then there are no
+    #: losses
     flagged: Maybe[str | None] = UNSET
+    #: post-training: why there are no prices: `flagged`, or the replay misses the step, or the median request of an
+    #: engine, by more than 5 %; null if there are
     doubt: Maybe[str | None] = UNSET
-    losses: Maybe[list[LossTime]] = UNSET
-    leading: Maybe[Loss | None] = UNSET
-    generation: Maybe[Generation | None] = UNSET
+    losses: Maybe[list[LossTime]] = UNSET  #: post-training: what each loss costs; of logs, `reward` and `sync` alone
+    leading: Maybe[Loss | None] = UNSET  #: post-training: the largest loss, if it is at least 5 % of the step
+    generation: Maybe[Generation | None] = UNSET  #: post-training: how engines decode; null without trajectories
+    #: post-training: the alternatives: of `rl`, `--what-if`, of `whatif`, `--fix`; by default the usual ones
     what_if: Maybe[list[Price]] = UNSET
+    #: post-training: numbers of steps that are left out: they lack their record, the time of the step, or that of a phase
+    #: that others have
     left_out: Maybe[list[Ordinal]] = UNSET
+    #: post-training: steps that a later attempt logged again; from each on, that one counts
     restarts: Maybe[list[Ordinal]] = UNSET
+    #: post-training: of a log: the steps that differ from the others, and how the others change; null with recorded
+    #: times
     unlike: Maybe[Unlike | None] = UNSET
+    #: post-training: of a log of a job that generates while it trains: how much each side idles
     sides: Maybe[Sides | None] = UNSET
+    #: post-training: of a log with times of tool calls: at most how much tools cost
     tools: Maybe[ToolsBound | None] = UNSET
 
     def __repr__(self) -> str:
@@ -390,3 +426,25 @@ def slowdown_with_error(slowdown: float | None, error: float | None) -> str:
     """S with its error, as people read it."""
     value = math.nan if slowdown is None else slowdown
     return f"{value:.3f}" + ("" if error is None or math.isnan(error) else f" \u00b1 {error:.3f}")
+
+
+class Versioned(Struct, frozen=True):
+    """What reports of all versions have."""
+
+    report_version: int
+
+
+def decoded(content: bytes, name: str) -> Report:
+    """The report in `content`, called `name` in errors. Raises FormatError."""
+    try:
+        version = msgspec.json.decode(content, type=Versioned).report_version
+        if version != REPORT_VERSION:
+            raise FormatError(
+                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
+                " trace again, with --json"
+            )
+        return msgspec.json.decode(content, type=Report)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None

@@ -22,7 +22,7 @@ from tracekit.base.paths import Look, read_whole
 from tracekit.base.quantities import ROUNDING
 from tracekit.base.text import counted, short
 from tracekit.report.conclusions import EvidenceFigure
-from tracekit.report.report import REPORT_VERSION, Remark, Report
+from tracekit.report.report import Remark, Report, Versioned, decoded
 from tracekit.report.tables import LegendEntry, OnPath, SeriesLine, UsualBand
 
 #: What a terminal may obey; lines and tabs are harmless.
@@ -41,12 +41,6 @@ _LARGEST_FILE = 256 << 20
 _FIRST_KEY = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"(\w+)"')
 
 
-class _Versioned(Struct, frozen=True):
-    """What reports of all versions have."""
-
-    report_version: int
-
-
 def is_report(look: Look) -> bool:
     """Whether a file is a JSON object with a version of a report, in any order of its keys; a damaged one if that is
     the first.
@@ -55,7 +49,7 @@ def is_report(look: Look) -> bool:
     if first is None or first[1].decode() not in Report.__struct_encode_fields__:
         return False
     try:
-        return first[1] == b"report_version" or msgspec.json.decode(_content(look.path), type=_Versioned) is not None
+        return first[1] == b"report_version" or msgspec.json.decode(_content(look.path), type=Versioned) is not None
     except (FormatError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
 
@@ -75,22 +69,6 @@ def read_report(source: str | os.PathLike[str] | bytes) -> Report:
     if (problem := next(_impossible(report), None)) is not None:
         raise FormatError(f"{name}: {problem}, which no job can have: it was edited; print it again with --json")
     return report
-
-
-def decoded(content: bytes, name: str) -> Report:
-    """The report in `content`, called `name` in errors. Raises FormatError."""
-    try:
-        version = msgspec.json.decode(content, type=_Versioned).report_version
-        if version != REPORT_VERSION:
-            raise FormatError(
-                f"{name}: a report of version {version}, and this tracekit reads version {REPORT_VERSION}; analyse the"
-                " trace again, with --json"
-            )
-        return msgspec.json.decode(content, type=Report)
-    except msgspec.ValidationError as error:
-        raise FormatError(f"{name}: not a report as tracekit writes it ({error}); print it again with --json") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FormatError(f"{name}: not whole JSON ({error}); copy the report again") from None
 
 
 def _impossible(report: Report) -> Iterator[str]:

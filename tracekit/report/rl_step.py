@@ -23,56 +23,51 @@ _WORTH = 0.02
 class PhaseTime(Struct, frozen=True):
     """What a phase takes in the mean step, and in that of the steps that do not differ (`Unlike`)."""
 
-    phase: str
-    seconds: Seconds
-    usual_s: Seconds
+    phase: str  #: its name
+    seconds: Seconds  #: of the mean step
+    usual_s: Seconds  #: of the mean of the steps that do not differ from the others (`Unlike`)
 
 
 class LossTime(Struct, frozen=True):
     """What a loss costs: the step minus the replayed step without it."""
 
-    loss: Loss
-    lost_s: Finite
+    loss: Loss  #: `queueing`, `tail`, `engines`, `tools`, `reward` or `sync`
+    lost_s: Finite  #: the step minus the replayed step without it
 
 
 class Generation(Struct, frozen=True):
-    """How engines decode: a step takes `base_s` + `per_request_s` x running requests at the median speed.
+    """How engines decode at the median speed."""
 
-    `speeds`: of each engine, relative to the median. `slots`: most requests that an engine runs at once, None if
-    unknown. `reproduced_s`: the replayed generation; `error`: its difference from the recorded one, relative.
-    `engine_error`: the same of the median request of an engine, for the engine that is furthest off.
-    """
-
-    base_s: Finite
-    per_request_s: Finite
-    speeds: dict[str, Amount]
-    slots: Count | None
-    reproduced_s: Seconds
-    error: Finite
+    base_s: Finite  #: a decoding step takes this,
+    per_request_s: Finite  #: and this for each running request
+    speeds: dict[str, Amount]  #: of engines, relative to the median
+    slots: Count | None  #: most requests that an engine runs at once; null if no request waited for one
+    reproduced_s: Seconds  #: the replayed generation
+    error: Finite  #: its relative difference from the recorded one
+    #: the relative difference of what the median request of an engine takes, for the engine that is furthest off
     engine_error: Finite
 
 
 class Price(Struct, frozen=True):
-    """What the step would take in a scenario, None with the reason in `assumes` if it cannot be told.
+    """What the step would take in a scenario."""
 
-    `low_s`, `high_s`: bounds of `step_s`. `oldest_sample_steps`: how many updates the weights of the oldest tokens of a
-    training batch lag behind, None if the algorithm stays as it is.
-    """
-
-    scenario: str
-    step_s: Seconds | None
+    scenario: str  #: as asked
+    step_s: Seconds | None  #: the step then; null if it has no price
+    #: `step_s` less its error: what the replay misses, the scatter of the steps (half the 95 % interval of their mean),
+    #: what dealing requests to engines anew changes, and, of a log, the unaccounted time; a fix has the same `error_s`
     low_s: Number
-    high_s: Number
-    saved_s: Number
+    high_s: Number  #: `step_s` plus its error
+    saved_s: Number  #: what a step saves
+    #: updates that the oldest tokens of a batch lag behind; null if the algorithm stays as it is
     oldest_sample_steps: Count | None
-    assumes: str | None
+    assumes: str | None  #: assumptions, or why there is no price
 
 
 class Sides(Struct, frozen=True):
     """What shares of the time the two sides of a job idle that generates while it trains; None: unknown."""
 
-    trainer_idle: Amount | None
-    rollout_idle: Amount | None
+    trainer_idle: Amount | None  #: the share of the time in which the trainer idles, or waits for samples
+    rollout_idle: Amount | None  #: the same of the rollout side
 
     @property
     def words(self) -> str:
@@ -93,15 +88,14 @@ class Sides(Struct, frozen=True):
 
 
 class ToolsBound(Struct, frozen=True):
-    """At most how much tools cost, from a log without trajectories: in `steps`, the trajectory that took longest spent
-    longer in tools than it was sampled. `most_s`: generation beyond the longest sampling there, per mean step; `share`:
-    of the run; None if the log does not tell. `calls_s`: tool calls of the mean trajectory, None if not logged.
-    """
+    """At most how much tools cost, from a log without trajectories."""
 
-    steps: list[Ordinal]
+    steps: list[Ordinal]  #: steps whose slowest trajectory spent longer in tools than it was sampled
+    #: generation beyond the longest sampling in these steps, per mean step: at most what tools cost; null if the log
+    #: does not tell
     most_s: Seconds | None
-    share: Proportion | None
-    calls_s: Seconds | None
+    share: Proportion | None  #: of the run
+    calls_s: Seconds | None  #: tool calls of the mean trajectory; null if they are not logged
 
     @property
     def words(self) -> str:
@@ -119,21 +113,16 @@ class ToolsBound(Struct, frozen=True):
 
 
 class DifferingSteps(Struct, frozen=True):
-    """Steps that differ from the others in the same way.
+    """Steps that differ from the others in the same way."""
 
-    `extra_s`: what each takes beyond the usual step, in the mean; `times`: each over the usual one; `share`: of the
-    run, what they take beyond it. `phase`: the one that differs most, by `phase_extra_s`. `every`: they return after so
-    many steps. `cold`: they are the first of the run.
-    """
-
-    steps: list[Ordinal]
-    extra_s: Finite
-    times: Amount
-    share: Finite
-    phase: str
-    phase_extra_s: Finite
-    every: Count | None
-    cold: bool
+    steps: list[Ordinal]  #: their numbers
+    extra_s: Finite  #: what each takes beyond the median of the others, in the mean
+    times: Amount  #: each over that median, in the mean
+    share: Finite  #: of the run, what they take beyond it
+    phase: str  #: the phase that exceeds that of the others most; `no phase` for time in none
+    phase_extra_s: Finite  #: by how much
+    every: Count | None  #: they return after so many steps; null if they do not
+    cold: bool  #: it is the first step of the run
 
     @property
     def words(self) -> str:
@@ -152,15 +141,13 @@ class DifferingSteps(Struct, frozen=True):
 
 
 class Trend(Struct, frozen=True):
-    """How usual steps change: from `before_s` to `after_s`, at step `since`, or steadily if that is None; `per_step`:
-    the share of the mean step by which it grows. `phase`: the one that changes most.
-    """
+    """How usual steps change."""
 
-    since: Ordinal | None
-    before_s: Finite
-    after_s: Finite
-    per_step: Finite
-    phase: str
+    since: Ordinal | None  #: the step from which on steps take longer or shorter; null if they do so steadily
+    before_s: Finite  #: a step before, or at the beginning
+    after_s: Finite  #: a step after, or at the end
+    per_step: Finite  #: the share of the mean step by which a step exceeds the one before
+    phase: str  #: the phase that changes most
 
     @property
     def words(self) -> str:
@@ -179,11 +166,12 @@ class Trend(Struct, frozen=True):
 
 
 class Unlike(Struct, frozen=True):
-    """What is unlike the rest of a run. `usual_s`: the mean of all other steps."""
+    """What is unlike the rest of a run."""
 
+    #: steps that differ, together with those that differ in the same way; `compare` and `gate` leave them out
     steps: list[DifferingSteps]
-    trend: Trend | None
-    usual_s: Seconds
+    trend: Trend | None  #: how the others change as the run goes on; null if they do not
+    usual_s: Seconds  #: the mean of the others
 
     @property
     def worst(self) -> str | None:

@@ -36,12 +36,12 @@ _FORMULAS = r"^[=+\-@\t\r]"
 
 
 class Table(Struct, frozen=True, tag="table"):
-    """A table with a heading. The first column names things, the others are figures; `note`: a remark below."""
+    """A table with a heading. The first column names things, the others are figures."""
 
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str | None = None
+    title: str  #: heading
+    heads: tuple[str, ...]  #: names of the columns
+    rows: tuple[tuple[str, ...], ...]  #: the cells of each row
+    note: str | None = None  #: a remark below the table
 
     @property
     def is_whole(self) -> bool:
@@ -50,17 +50,15 @@ class Table(Struct, frozen=True, tag="table"):
 
 
 class ShareGrid(Struct, frozen=True, tag="grid"):
-    """How much more than the mean each of many has, as shares: `values`, [down, across]. `down`, `across`: what rows
-    and columns are; `rows`, `columns`: their names. `unit`: what the values are shares of.
-    """
+    """How much more than the mean each of many has."""
 
-    title: str
-    down: str
-    across: str
-    rows: list[str]
-    columns: list[str]
-    values: list[list[Finite]]
-    unit: str
+    title: str  #: of the picture
+    down: str  #: what a row is
+    across: str  #: what a column is
+    rows: list[str]  #: their names
+    columns: list[str]  #: their names
+    values: list[list[Finite]]  #: by row and column, a share of the mean: 0.2 is 20 % more
+    unit: str  #: what the shares are of
 
     @property
     def is_whole(self) -> bool:
@@ -71,33 +69,31 @@ class ShareGrid(Struct, frozen=True, tag="grid"):
 class SeriesLine(Struct, frozen=True):
     """The values of one line, or of one part of bars; None where there is none."""
 
-    name: str
-    tone: Count
-    values: list[Number]
+    name: str  #: of the line
+    tone: Count  #: its colour: 0 to 2 for work, 3 to 6 for lost time
+    values: list[Number]  #: at each place, null where there is none
 
 
 class UsualBand(Struct, frozen=True):
     """The low and the high end of what is usual at each place, and what it is."""
 
-    name: str
-    low: list[Number]
-    high: list[Number]
+    name: str  #: what it is
+    low: list[Number]  #: its low end at each place
+    high: list[Number]  #: its high end
 
 
 class Series(Struct, frozen=True, tag="series"):
-    """Values over `places` on an axis, in `unit`: the `lines`, or with `stacked` bars of these parts. `usual`: the band
-    below them. `marks`: places that are marked, explained by the `note` below.
-    """
+    """Values over an axis, as lines or as bars of parts."""
 
-    title: str
-    axis: str
-    unit: str
-    places: list[Finite]
-    lines: list[SeriesLine]
-    stacked: bool = False
-    usual: UsualBand | None = None
-    marks: list[Finite] = []
-    note: str | None = None
+    title: str  #: of the picture
+    axis: str  #: what the places are, with their unit
+    unit: str  #: of the values
+    places: list[Finite]  #: on the axis
+    lines: list[SeriesLine]  #: a line each, or the parts of bars
+    stacked: bool = False  #: whether they are parts of bars
+    usual: UsualBand | None = None  #: what is usual at each place
+    marks: list[Finite] = []  #: places that are marked
+    note: str | None = None  #: a remark below
 
     @property
     def is_whole(self) -> bool:
@@ -108,33 +104,31 @@ class Series(Struct, frozen=True, tag="series"):
 
 
 class TimelineBar(Struct, frozen=True):
-    """A bar in a row of a timeline, seconds; `what`: its place in the legend; `words`: for people who point at it."""
+    """A bar in a row of a timeline, seconds."""
 
-    row: Count
-    what: Count
-    start_s: Finite
-    end_s: Finite
-    words: str
+    row: Count  #: its row, from 0
+    what: Count  #: its place in the legend, from 0
+    start_s: Finite  #: its beginning
+    end_s: Finite  #: its end
+    words: str  #: what it is and how long it takes
 
 
 class LegendEntry(Struct, frozen=True):
     """What bars of one colour are."""
 
-    name: str
-    tone: Count
+    name: str  #: what it is
+    tone: Count  #: its colour, as of a `SeriesLine`
 
 
 class BarTimeline(Struct, frozen=True, tag="timeline"):
-    """Bars in rows over time, which is `axis` in words. `rows`: their names, "" for none; a row with a name and no bars
-    is a heading. `legend`: what bars can be; `notes`: remarks below.
-    """
+    """Bars in rows over time."""
 
-    title: str
-    axis: str
-    rows: list[str]
-    legend: list[LegendEntry]
-    bars: list[TimelineBar]
-    notes: list[str]
+    title: str  #: of the picture
+    axis: str  #: since when, in words
+    rows: list[str]  #: their names, empty for none; a row with a name and no bars is a heading
+    legend: list[LegendEntry]  #: what bars can be
+    bars: list[TimelineBar]  #: in any order
+    notes: list[str]  #: remarks below
 
     @property
     def is_whole(self) -> bool:
@@ -151,53 +145,59 @@ Section = Table | Picture
 class OfLabel(Struct, frozen=True):
     """What the ops of one value of a label cost."""
 
-    labels: str
-    value: str
-    ops: Count
-    slowdown: Slowdown | None
-    slowdown_error: Seconds | None
-    added_s: Finite
-    saved_s: Finite
+    labels: str  #: the label that was asked for, or several joined by commas
+    value: str  #: its value, or theirs joined by commas
+    ops: Count  #: how many ops have it
+    slowdown: Slowdown | None  #: S with these ops alone as recorded
+    slowdown_error: Amount | None  #: half the width of its 95 % interval
+    added_s: Finite  #: T(ideal, these ops as recorded) - T(ideal)
+    saved_s: Finite  #: T(original) minus T(original with these ops idealised)
 
 
 class OnPath(Struct, frozen=True, kw_only=True):
     """Time of ops of one kind, of comparable ops, of a rank or of a worker on the critical path."""
 
+    #: in `critical_path`: op kind as in `by_kind`; null: launch delays, while nothing on the path ran
     kind: Maybe[str | None] = UNSET
+    #: in `critical_path` of op traces and recordings, in place of `kind`: class of comparable ops
     peer: Maybe[str | None] = UNSET
-    rank: Maybe[Ordinal] = UNSET
-    dp_rank: Maybe[Ordinal] = UNSET
-    pp_rank: Maybe[Ordinal] = UNSET
-    recorded_s: Finite
-    original_s: Maybe[Finite] = UNSET
+    rank: Maybe[Ordinal] = UNSET  #: in `critical_ranks`
+    dp_rank: Maybe[Ordinal] = UNSET  #: in `critical_workers`
+    pp_rank: Maybe[Ordinal] = UNSET  #: in `critical_workers`
+    recorded_s: Finite  #: mean seconds a step on the path of the job as recorded
+    original_s: Maybe[Finite] = UNSET  #: pipelines: the same without launch delays
+    #: pipelines: the same if every op takes its ideal duration; not in `critical_workers`
     ideal_s: Maybe[Finite] = UNSET
 
 
 class Contribution(Struct, frozen=True, kw_only=True):
     """What ops of one kind, a pipeline stage or a data-parallel rank cost."""
 
+    #: op kind, in `by_kind`; in pipelines, send and recv of a direction count as `forward-pp-comm`, `backward-pp-comm`
     kind: Maybe[str] = UNSET
-    pp_rank: Maybe[Ordinal] = UNSET
-    dp_rank: Maybe[Ordinal] = UNSET
-    ops: Maybe[Count] = UNSET
-    slowdown: Slowdown | None
-    slowdown_error: Seconds | None
-    waste: Maybe[AtMostOne | None] = UNSET
+    pp_rank: Maybe[Ordinal] = UNSET  #: pipeline stage, in `by_pp_rank`
+    dp_rank: Maybe[Ordinal] = UNSET  #: data-parallel rank, in `by_dp_rank`
+    ops: Maybe[Count] = UNSET  #: op traces and recordings: number of ops
+    slowdown: Slowdown | None  #: S with these ops alone as recorded
+    slowdown_error: Amount | None  #: half the width of its 95 % interval
+    waste: Maybe[AtMostOne | None] = UNSET  #: pipelines: 1 - 1/S of that
+    #: pipelines: T(original with the launch delays of these ops) / T(original); null if that takes too many replays
     launch_delay_slowdown: Maybe[Slowdown | None] = UNSET
+    #: pipelines: T(original with these ops ideal); null if that takes too many replays
     fixed_step_time_s: Maybe[Seconds | None] = UNSET
-    saved_s: Number
+    saved_s: Number  #: T(original) minus T(original with these ops ideal); null if that takes too many replays
 
 
 class OfWorker(Struct, frozen=True):
     """What a worker costs."""
 
-    dp_rank: Ordinal
-    pp_rank: Ordinal
-    rank: Ordinal | None
-    host: str | None
-    slowdown: Slowdown
-    slowdown_error: Seconds | None
-    slowdown_approx: Slowdown
+    dp_rank: Ordinal  #: data-parallel rank
+    pp_rank: Ordinal  #: pipeline stage
+    rank: Ordinal | None  #: global rank that recorded the worker; null if none did
+    host: str | None  #: its host, where the trace says so
+    slowdown: Slowdown  #: exact S with this worker alone as recorded
+    slowdown_error: Amount | None  #: half the width of its 95 % interval
+    slowdown_approx: Slowdown  #: the approximation min(S of its DP rank, S of its stage) of the paper
 
     @property
     def worker(self) -> Worker:
@@ -208,178 +208,184 @@ class OfWorker(Struct, frozen=True):
 class OfStep(Struct, frozen=True):
     """One step."""
 
-    step: Ordinal
-    slowdown: Amount | None
-    recorded_s: Seconds
-    original_s: Seconds
-    ideal_s: Seconds
+    step: Ordinal  #: step number
+    slowdown: Amount | None  #: original / ideal of this step
+    recorded_s: Seconds  #: as recorded
+    original_s: Seconds  #: replayed without launch delays
+    ideal_s: Seconds  #: replayed with every op at its ideal duration
+    #: of the verdict's loss, in this step; `verdict.lost_s` in the mean; null for a step from which no causes follow
     lost_s: Number
-    tokens: Maybe[Amount | None] = UNSET
-    loss: Maybe[float | None] = UNSET
+    tokens: Maybe[Amount | None] = UNSET  #: of all data-parallel replicas, if the loop logs any; null in a step without
+    loss: Maybe[float | None] = UNSET  #: the same of the loss: the mean over the ranks that log one
 
 
 class MarkedStep(Struct, frozen=True):
     """A step that the profiler marked: from the end of the one before to its own, on all ranks."""
 
-    step: Ordinal
-    recorded_s: Seconds
+    step: Ordinal  #: step number
+    recorded_s: Seconds  #: from the end of the step before to its own, on all ranks
 
 
 class Correlation(Struct, frozen=True):
     """How forwards and backwards of a stage go together."""
 
-    pp_rank: Ordinal
+    pp_rank: Ordinal  #: pipeline stage
+    #: correlation of forward and backward durations of the same microbatch; null where they do not vary
     r: AtMostOne | None
 
 
 class OfRank(Struct, frozen=True):
     """One rank, and what it costs."""
 
-    rank: Ordinal
-    slowdown: Slowdown | None
-    slowdown_error: Seconds | None
-    host: Maybe[str | None] = UNSET
-    span_s: Maybe[Seconds] = UNSET
-    compute_s: Maybe[Seconds] = UNSET
-    communication_s: Maybe[Seconds] = UNSET
-    exposed_communication_s: Maybe[Seconds] = UNSET
-    memory_s: Maybe[Seconds] = UNSET
-    idle_s: Maybe[Seconds] = UNSET
-    wait_s: Maybe[Seconds] = UNSET
-    sole_delay_s: Maybe[Seconds] = UNSET
+    rank: Ordinal  #: the rank
+    slowdown: Slowdown | None  #: S with this rank alone as recorded; null if unknown
+    slowdown_error: Amount | None  #: half the width of its 95 % interval
+    host: Maybe[str | None] = UNSET  #: recordings, like all that follow: its node, null if unknown
+    span_s: Maybe[Seconds] = UNSET  #: from its first GPU op to the end of its last
+    compute_s: Maybe[Seconds] = UNSET  #: while a kernel computed
+    communication_s: Maybe[Seconds] = UNSET  #: while a kernel communicated or waited to
+    exposed_communication_s: Maybe[Seconds] = UNSET  #: of that, while none computed
+    memory_s: Maybe[Seconds] = UNSET  #: copies and fills
+    idle_s: Maybe[Seconds] = UNSET  #: while nothing ran
+    wait_s: Maybe[Seconds] = UNSET  #: waiting for the last rank of its collectives
+    sole_delay_s: Maybe[Seconds] = UNSET  #: how much later than the last but one it arrived when it was the last
 
 
 class GroupMatches(Struct, frozen=True):
-    """One process group: number of `matched` instances, `unmatched` kernels by rank, shifts by rank.
+    """One process group."""
 
-    `inside`: of the unmatched kernels, those between matched ones. `transfers`: whether these are transfers from one
-    rank to another.
-    """
-
-    group: str
-    ranks: tuple[Ordinal, ...]
-    matched: Count
-    unmatched: Mapping[Ordinal, Count]
-    shifts: Mapping[int, int]
-    inside: Count = 0
-    transfers: bool = False
+    group: str  #: its name
+    ranks: tuple[Ordinal, ...]  #: its ranks
+    matched: Count  #: instances
+    unmatched: Mapping[Ordinal, Count]  #: kernels without partners, by rank
+    shifts: Mapping[int, int]  #: by how many kernels a rank was shifted, by rank
+    inside: Count = 0  #: of the kernels without partners, those between matched ones
+    transfers: bool = False  #: whether these are transfers from one rank to another
 
 
 class Collectives(Struct, frozen=True):
     """Which kernels belong to the same collective."""
 
-    matched: Count
-    unmatched: Count
-    groups: list[GroupMatches] = msgspec.field(name="by_group")
+    matched: Count  #: instances found on every recorded rank of their group
+    unmatched: Count  #: kernels without partners
+    groups: list[GroupMatches] = msgspec.field(name="by_group")  #: process groups
 
 
 class WaitFor(Struct, frozen=True):
     """How long a rank waited for another one."""
 
-    group: str
-    rank: Ordinal
-    for_rank: Ordinal
-    wait_s: Seconds
+    group: str  #: process group
+    rank: Ordinal  #: the rank that waited
+    for_rank: Ordinal  #: the rank it waited for
+    wait_s: Seconds  #: seconds in all
 
 
 class Kernels(Struct, frozen=True):
     """The kernels of one class or of one name."""
 
-    ops: Count
-    seconds: Seconds
-    kernel_class: Maybe[str] = UNSET
-    name: Maybe[str] = UNSET
+    ops: Count  #: number of kernels
+    seconds: Seconds  #: their time
+    kernel_class: Maybe[str] = UNSET  #: in `kernel_classes`
+    name: Maybe[str] = UNSET  #: in `unknown_kernels`
 
 
 class Outline(Struct, frozen=True):
-    """Which job. `format`, `trajectories`, `engines`, `basis`: of a run of post-training."""
+    """Which job."""
 
-    name: str
+    name: str  #: name of the job
+    #: `pipeline`, `ops` (an op trace), `recording` (of GPUs) or `rl` (post-training)
     source: Literal["pipeline", "ops", "recording", "rl"]
-    whole: Literal["step", "recording"]
-    sizes: str
-    gpus: Count | None
+    whole: Literal["step", "recording"]  #: what times are of: the mean `step`, or the whole `recording`
+    sizes: str  #: layout or ranks, steps and ops, in words
+    gpus: Count | None  #: of the job; null for post-training without `rl --gpus`, and with it all GPU-hours
+    #: steps replayed; of a recording, marked steps; of post-training, all steps, of which the first two of recorded
+    #: times warm up
     steps: Count
-    layout: Maybe[Layout] = UNSET
-    ops: Maybe[Count] = UNSET
+    layout: Maybe[Layout] = UNSET  #: pipelines: parallel sizes
+    ops: Maybe[Count] = UNSET  #: pipelines and op traces: ops in the trace
+    #: pipelines analysed in batches of steps: causes, fixes and answers follow from so many steps, if not from all
     evidence_steps: Maybe[Count] = UNSET
-    ranks: Maybe[Count] = UNSET
-    world_size: Maybe[Count | None] = UNSET
-    gpu: Maybe[str | None] = UNSET
-    gpu_ops: Maybe[Count] = UNSET
-    gpu_ops_without_launch: Maybe[Count] = UNSET
-    host_calls: Maybe[Count] = UNSET
+    ranks: Maybe[Count] = UNSET  #: op traces and recordings: ranks compared
+    world_size: Maybe[Count | None] = UNSET  #: recordings: GPUs of the job, null if unknown
+    gpu: Maybe[str | None] = UNSET  #: recordings: model of the GPUs, null if unknown
+    gpu_ops: Maybe[Count] = UNSET  #: recordings: number of GPU ops
+    gpu_ops_without_launch: Maybe[Count] = UNSET  #: recordings: GPU ops launched outside the recording
+    host_calls: Maybe[Count] = UNSET  #: recordings: number of calls of the runtime
+    #: post-training: who wrote the log: `verl`, `openrlhf`, `slime`, `nemo-rl`, `skyrl`, `open-instruct`, or
+    #: `trajectories`
     format: Maybe[str] = UNSET
-    trajectories: Maybe[Count] = UNSET
-    engines: Maybe[Count] = UNSET
+    trajectories: Maybe[Count] = UNSET  #: post-training: their number
+    engines: Maybe[Count] = UNSET  #: post-training: their number
+    #: post-training: `trajectories`, or `phases` if only those have times
     basis: Maybe[Literal["trajectories", "phases"]] = UNSET
 
 
 class Times(Struct, frozen=True):
     """Seconds of the mean step."""
 
-    recorded: Seconds
-    original: Seconds
-    ideal: Seconds
-    with_delays: Maybe[Seconds] = UNSET
+    recorded: Seconds  #: as recorded
+    original: Seconds  #: replayed without launch delays
+    ideal: Seconds  #: replayed with every op at its ideal duration
+    with_delays: Maybe[Seconds] = UNSET  #: pipelines: replayed with launch delays
 
 
 class MethodUsed(Struct, frozen=True):
     """The rules of the analysis."""
 
-    name: Method
-    published_slowdown: Slowdown | None
-    differs_because: list[str]
+    name: Method  #: `tracekit`, or `published` with `--method published`
+    published_slowdown: Slowdown | None  #: S by the published method, null where it cannot differ
+    differs_because: list[str]  #: why it can differ
 
 
 class ClockOfRank(Struct, frozen=True):
     """The clock of a rank in a recording."""
 
-    rank: Ordinal
-    ahead_s: Finite
-    uncertainty_s: Seconds | None
-    collectives: Count
+    rank: Ordinal  #: the rank
+    ahead_s: Finite  #: seconds its clock was ahead of the common time
+    uncertainty_s: Seconds | None  #: one standard error
+    collectives: Count  #: collectives behind the figure; 0: none, so the clock is trusted
 
 
 class CoverageGap(Struct, frozen=True):
     """Ops of collectives that a worker lacks although its peers recorded them."""
 
-    kind: OpKind
-    dp_rank: Ordinal
-    pp_rank: Ordinal
-    ops: Count
-    steps: list[Ordinal]
+    kind: OpKind  #: op kind
+    dp_rank: Ordinal  #: data-parallel rank
+    pp_rank: Ordinal  #: pipeline stage
+    ops: Count  #: how many ops are missing
+    steps: list[Ordinal]  #: in which steps
 
 
 class Coverage(Struct, frozen=True):
     """How much of the job was traced."""
 
-    workers_expected: Count
-    workers_traced: Count
-    worker_steps_expected: Count
-    worker_steps_traced: Count
-    missing_workers: list[Worker]
+    workers_expected: Count  #: workers of the layout
+    workers_traced: Count  #: workers with at least one op
+    worker_steps_expected: Count  #: workers of the layout x steps traced
+    worker_steps_traced: Count  #: pairs of worker and step with at least one op
+    missing_workers: list[Worker]  #: workers without any op, at most the first 1,000
+    #: ops of collectives that a worker lacks although its peers recorded them; reconstructed but for the published
+    #: method
     gaps: list[CoverageGap]
-    slowdown_as_recorded: Slowdown | None
+    slowdown_as_recorded: Slowdown | None  #: S without reconstructing them, null where nothing was reconstructed
+    #: S if collectives only waited for the DP ranks that are not in the trace, null where none is missing
     hidden_slowdown: Slowdown | None
+    #: steps that DP ranks of the job lack, or whose recording was cut; all figures are those of the other steps
     left_out_steps: list[Ordinal]
-    dropped: list[dict[str, int]]
-    inferred_transfers: bool
+    dropped: list[dict[str, int]]  #: DP ranks left out of a step because they lack a stage there
+    inferred_transfers: bool  #: no transfer was recorded; each was inferred from the computes at its two ends
 
 
 class WorkerClock(Struct, frozen=True):
-    """How far a worker's clock was ahead on average, seconds, with its standard error and its drift per second.
+    """How far a worker's clock was ahead."""
 
-    `jump_s`, `jump_step`: by how much it was set ahead in mid-trace, and the first step after that, None if it was not.
-    """
-
-    dp_rank: Ordinal
-    pp_rank: Ordinal
-    offset_s: Finite
-    error_s: Seconds
-    drift: Finite
-    jump_s: Finite
-    jump_step: Ordinal | None
+    dp_rank: Ordinal  #: data-parallel rank
+    pp_rank: Ordinal  #: pipeline stage
+    offset_s: Finite  #: seconds the clock was ahead, the mean over the trace
+    error_s: Seconds  #: standard error of the offset
+    drift: Finite  #: seconds the offset grew in a second
+    jump_s: Finite  #: seconds the clock was set ahead in mid-trace, 0 where it was not
+    jump_step: Ordinal | None  #: the first step after that
 
     @property
     def worker(self) -> Worker:
@@ -388,10 +394,10 @@ class WorkerClock(Struct, frozen=True):
 
 
 class ClockReport(Struct, frozen=True):
-    """Which clocks were off. `untied`: whose clocks could not be compared, None if all could be."""
+    """Which clocks were off."""
 
-    offsets: tuple[WorkerClock, ...]
-    untied: str | None
+    offsets: tuple[WorkerClock, ...]  #: workers whose clocks were off; all figures are without the offsets
+    untied: str | None  #: whose clocks cannot be compared, because no op ends on several of them at the same time
 
 
 def frame_of(records: Sequence[object], shape: type[Struct], but: Collection[str] = ()) -> pl.DataFrame:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tracekit.base.errors import FormatError, StoreError, TracekitError, UnreadableFileError, UnsafeFileError
 from tracekit.base.text import short
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.report.report_file import decoded
+from tracekit.report.report import decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import excluding_writers
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart, WrittenWindow

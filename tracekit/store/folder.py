@@ -45,8 +45,7 @@ from tracekit.base.errors import FormatError, OutputError, StoreError, Unreadabl
 from tracekit.base.paths import command, shown
 from tracekit.base.text import counted, short
 from tracekit.report.findings import Findings
-from tracekit.report.report import Report
-from tracekit.report.report_file import decoded
+from tracekit.report.report import Report, decoded
 from tracekit.store.catalogue import Catalogue
 from tracekit.store.catalogue_file import IMPORT_AGAIN, STORE_FILE, connected, lock_of, writing
 from tracekit.store.catalogue_rows import Incoming, StoredFile, StoredWindow, WindowPart

@@ -54,11 +54,11 @@ class Fact(StrEnum):
 
 
 class Lack(Struct, frozen=True):
-    """A fact that is missing. `why`: what that means for the report, a clause; `instead`: what would show it."""
+    """A fact that is missing."""
 
-    fact: Fact
-    why: str
-    instead: str
+    fact: Fact  #: what is missing: `compute`, `gpus`, `ranks`, `requests` or `before`
+    why: str  #: what that means for the report
+    instead: str  #: what would show it
 
     @property
     def sentence(self) -> str:
@@ -164,9 +164,9 @@ class TraceCoverage:
 class MissingMembers:
     """A rendezvous with missing members: its name, and the ranks that were not recorded."""
 
-    rendezvous: int
-    group: str
-    missing: tuple[Ordinal, ...]
+    rendezvous: int  #: the rendezvous
+    group: str  #: its process group
+    missing: tuple[Ordinal, ...]  #: ranks without an op in it
 
 
 def traced_dp_ranks(layout: Layout, dp_rank: np.ndarray) -> int:

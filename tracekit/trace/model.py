@@ -171,8 +171,8 @@ class Worker:
     Its tensor- and context-parallel ranks run in lockstep.
     """
 
-    dp_rank: int
-    pp_rank: int
+    dp_rank: int  #: data-parallel rank
+    pp_rank: int  #: pipeline stage
 
     def __str__(self) -> str:
         return f"({self.dp_rank},{self.pp_rank})"
@@ -233,14 +233,14 @@ class Layout:
     dp x pp x tp x cp.
     """
 
-    dp: int = 1
-    pp: int = 1
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    vpp: int = 1
-    dsp: int = 1
-    world_size: int = 0
+    dp: int = 1  #: data-parallel size
+    pp: int = 1  #: pipeline stages
+    tp: int = 1  #: tensor-parallel size
+    cp: int = 1  #: context-parallel size
+    ep: int = 1  #: expert-parallel size
+    vpp: int = 1  #: model chunks per stage
+    dsp: int = 1  #: a further data-parallel degree, in published traces
+    world_size: int = 0  #: GPUs
 
     def __post_init__(self) -> None:
         for field in fields(self):

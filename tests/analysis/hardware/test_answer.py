@@ -16,8 +16,7 @@ from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
 from tracekit.analysis.hardware.passport import Passport, known_passport
 from tracekit.base.errors import SelectionError
-from tracekit.report.report import Report
-from tracekit.report.report_file import decoded
+from tracekit.report.report import Report, decoded
 from tracekit.sources.load import load
 from tracekit.trace.op import OpTrace
 
