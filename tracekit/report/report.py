@@ -236,8 +236,8 @@ class Report(Struct, frozen=True, kw_only=True):
     generation: Maybe[Generation | None] = UNSET  #: post-training: how engines decode; null without trajectories
     #: post-training: the alternatives: of `rl`, `--what-if`, of `whatif`, `--fix`; by default the usual ones
     what_if: Maybe[list[Price]] = UNSET
-    #: post-training: numbers of steps that are left out: they lack their record, the time of the step, or that of a phase
-    #: that others have
+    #: post-training: numbers of steps that are left out: they lack their record, the time of the step, or that of a
+    #: phase that others have
     left_out: Maybe[list[Ordinal]] = UNSET
     #: post-training: steps that a later attempt logged again; from each on, that one counts
     restarts: Maybe[list[Ordinal]] = UNSET
