@@ -287,7 +287,7 @@ def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Pla
     elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
     cause = max(causes, key=lambda finding: finding.saved_s)
-    removals = [cause.change for cause in causes if cause.change is not None]
+    removals = [finding.change for finding in causes if finding.change is not None]
     bound_s = float(job.step_times(removals).mean())
     offset = job.attribution.recorded_s - job.unchanged_s
     yield Plan(
@@ -425,7 +425,7 @@ def _shares(job: PipelineSubject, work_s: Floats, slowness: Floats, cause: Cause
         "assumes": ANY_AMOUNT,
     }
     change = Scale(job.table, factor[None, :, None, None, None, None])
-    edit = " + ".join(f"stage={stage} and kind=~compute * {share:.6g}" for stage, share in enumerate(factor.tolist()))
+    edit = " + ".join(f"stage={stage} and kind=~compute * {scale:.6g}" for stage, scale in enumerate(factor.tolist()))
     yield _moved(title, change, details, cause, around=around, edit=edit)
 
 

@@ -86,8 +86,8 @@ class SlowLink(Detector):
             figures = (Figure("transfer time over the usual", usual, TRAFFIC.link, Unit.FACTOR),)
             stage = int(of_link.any(axis=(1, 2)).argmax()) // 2
             links = tuple(
-                Link(job.dp_ranks[int(link)], stage, (stage + 1) % job.stages)
-                for link in np.flatnonzero(of_link.any(axis=(0, 1)))
+                Link(job.dp_ranks[int(dp_index)], stage, (stage + 1) % job.stages)
+                for dp_index in np.flatnonzero(of_link.any(axis=(0, 1)))
             )
             series = np.where(of_link.any(axis=(0, 2)), usual, 1.0)
             change = links_as_usual(traffic, of_link)

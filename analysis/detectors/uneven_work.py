@@ -115,7 +115,7 @@ def _uneven_chunks(
                 SLOW_WORKERS.stage_excess,
                 Unit.SHARE,
             ),
-            *(Figure(f"{name} over that of other chunks", times, 0.0, Unit.FACTOR) for name, times in by_kind.items()),
+            *(Figure(f"{name} over that of other chunks", ratio, 0.0, Unit.FACTOR) for name, ratio in by_kind.items()),
         )
         factor = np.ones(profile.base_s.shape)
         factor[:, stage, chunk] = np.minimum(1 / safe(times), 1.0)

@@ -37,7 +37,7 @@ def find_overlap(recorded: Recorded) -> Overlap:
     by_rank = {rank: ops.filter(rank=rank) for rank in recording.ranks}
     phases = ops.drop_nulls("phase").group_by("phase").agg(ops=pl.len(), seconds=pl.col("duration").sum())
     return Overlap(
-        ranks=[_of_rank(rank, ops, basis, _tax_s(recording, ops)) for rank, ops in by_rank.items()],
+        ranks=[_of_rank(rank, of_rank, basis, _tax_s(recording, of_rank)) for rank, of_rank in by_rank.items()],
         collectives=list(_collectives(by_rank)),
         phases=[PhaseOps(*row) for row in phases.sort("seconds", "phase", descending=[True, False]).iter_rows()],
         pairs=_pairs(by_rank),

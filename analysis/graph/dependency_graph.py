@@ -328,12 +328,12 @@ def _posted(lanes: Lanes, job: JobLanes, whole: Whole) -> tuple[dict[StructureKe
     receives are posted.
     """
     recorded = whole.combined(lambda: job.samples_in(lanes), merged_samples)
-    by_host = {key: by_host for key, lanes in recorded.items() if (by_host := with_host_order(lanes)) is not None}
+    by_host = {key: by_host for key, sample in recorded.items() if (by_host := with_host_order(sample)) is not None}
     if len(by_host) == len(recorded):
         rule, structures = RECORDED, by_host
     else:
         rule = PUBLISHED if lanes.inferred_transfers else infer_posting(recorded.values())
-        structures = {key: with_posting(lanes, rule) for key, lanes in recorded.items()}
+        structures = {key: with_posting(sample, rule) for key, sample in recorded.items()}
     if gathers_first(recorded.values()):
         structures = {key: with_gathers_first(structure) for key, structure in structures.items()}
     return {key: with_gathering_among_work(structure, recorded[key]) for key, structure in structures.items()}, rule

@@ -355,7 +355,7 @@ def kernel_work(kind: str | None, name: str | None, operator: str | None, inputs
 
 def _type_of(name: str, types: Sequence[Any], *, product: bool) -> str | None:
     """The type in which a kernel computes; None if neither its inputs nor its name say so."""
-    stated = next((_TYPES[str(name).lower()] for name in types if str(name).lower() in _TYPES), None)
+    stated = next((_TYPES[str(dtype).lower()] for dtype in types if str(dtype).lower() in _TYPES), None)
     if stated is None:
         return next((dtype for dtype, pattern in _NAMED_TYPES if pattern.search(name)), None)
     return "tf32" if product and stated == "fp32" and _TENSOR_CORES.search(name) else stated

@@ -115,7 +115,8 @@ class GraphReplay(Struct, frozen=True, eq=False, dict=True):
 
     def recorded_costs(self) -> list[Costs]:
         """The costs as recorded, with all launch delays."""
-        return list(map(Costs.of_matrix, self.durations.cost, self.durations.launch_delay))
+        blocks = zip(self.durations.cost, self.durations.launch_delay, strict=True)
+        return [Costs.of_matrix(cost, launch_delay) for cost, launch_delay in blocks]
 
     @cached_property
     def kept_delays(self) -> list[tuple[Floats, Bools]]:

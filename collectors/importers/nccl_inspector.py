@@ -65,7 +65,7 @@ def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | N
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
     refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
-    for file in sorted(log for log in path.glob("*.log") if log.is_file()) if path.is_dir() else [path]:
+    for file in sorted(entry for entry in path.glob("*.log") if entry.is_file()) if path.is_dir() else [path]:
         _read_file(file, log)
     frame = pl.DataFrame(log.rows, schema=_SCHEMA, orient="row")
     if frame.is_empty():

@@ -162,7 +162,7 @@ def operations(ring: NcclRing, timed: pl.DataFrame | None = None) -> pl.DataFram
         text = names.rename({"number": column, "text": f"{column}_text"})
         starts = starts.join(text, on=column, how="left", maintain_order="left").drop(column)
         starts = starts.rename({f"{column}_text": column})
-    rows = [(number, group.id, group.ranks, group.rank) for number, group in enumerate(ring.communicators)]
+    rows = [(index, group.id, group.ranks, group.rank) for index, group in enumerate(ring.communicators)]
     communicators = pl.DataFrame(rows, schema=_COMMUNICATORS, orient="row")
     timed = channels(ring) if timed is None else timed
     whole = timed.group_by(pl.col("operation").alias("handle")).agg(
