@@ -162,13 +162,14 @@ class _Pricer(Struct, frozen=True, eq=False):
             saves = self.job.saves_step([one for one in of_plan if one is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
-        reason, bound, details = self.withheld, plan.bound, plan.details
+        reason, details = self.withheld, plan.details
         if reason is None and saved_s < error_s:
             seen = None if plan.cause is None else self._seen(plan.cause, saving)
             if seen is None:
                 reason = f"the saving of {seconds(saved_s)} is below its error of {seconds(error_s)}"
             else:
-                bound, details = True, {"assumes": f"as often as in this trace ({seen} steps)", **details}
+                steps, error_s = seen
+                details = {"assumes": f"as often as in this trace ({steps} steps)", **details}
         return PricedFix(
             kind=plan.kind,
             title=plan.title,
@@ -178,7 +179,7 @@ class _Pricer(Struct, frozen=True, eq=False):
             saved_s=saved_s,
             saved_gpu_hours_per_day=share * self.job.gpus * 24,
             error_s=error_s,
-            bound=bound,
+            bound=plan.bound,
             withheld=reason,
             assumes=None if (assumed := details.get("assumes")) is None else str(assumed),
             details=dict(details),
@@ -194,18 +195,16 @@ class _Pricer(Struct, frozen=True, eq=False):
             unprofiled_step_s=None if step is None else step.value,
         )
 
-    def _seen(self, cause: Cause, saving: Floats) -> int | None:
-        """The number of steps in which a cause acts, if too small to estimate its frequency; None if its size is also
-        unknown.
-
-        Its cost in those steps, and the total loss in this trace, are known.
+    def _seen(self, cause: Cause, saving: Floats) -> tuple[int, float] | None:
+        """The number of steps in which a cause acts, too few to estimate its frequency, and the error of the mean
+        saving of this trace, seconds; None if the saving in those steps is below its error, too.
         """
         acts = acting(self.job, cause.time)
         if acts is None or acts.sum() < 2:
             return None
         each = saving[acts]
         least_s = self.job.saving_error_s(each, [cause.change])
-        return int(acts.sum()) if float(each.mean()) > least_s else None
+        return (int(acts.sum()), least_s * float(acts.mean())) if float(each.mean()) > least_s else None
 
 
 def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[PricedFix]) -> Iterator[PricedFix]:

@@ -34,6 +34,7 @@ from tracekit.synth import (
     SequenceLengthImbalance,
     SlowLastStage,
     SlowP2pLink,
+    SlowSteps,
     SlowWorker,
     SynthSpec,
     synthesize,
@@ -339,3 +340,16 @@ def test_a_slow_worker_of_one_dp_rank_is_no_work_of_its_stage():
     combined = both["combination"]
     assert [fix["kind"] for fix in combined.details["sequence"]] == ["replace-workers", "repartition-stages"]
     assert combined.new_step_s == pytest.approx(healthy["repartition-stages"].new_step_s, rel=0.01)
+
+
+def test_a_cause_of_two_steps_is_priced_as_often_as_in_the_trace_with_the_error_of_that() -> None:
+    """Two of 20 steps are slow: how much they lose is known to a few per cent, how often they return is not."""
+    spec = SynthSpec(Layout(dp=4, pp=4), steps=20, seed=4, causes=(SlowSteps(),))
+    report = tracekit.job_of(synthesize(spec)).whatif()
+    fix = next(one for one in report.fixes if one.cause == "slow-steps")
+    assert fix.assumes == "as often as in this trace (2 steps)"
+    assert (fix.bound, fix.withheld) == (False, None)
+    assert fix.saved_s is not None
+    assert fix.error_s is not None
+    assert 0 < fix.error_s < fix.saved_s
+    assert not [one for one in report.fixes if one.saved_s is not None and one.saved_s < one.error_s]
