@@ -250,7 +250,7 @@ class LiveTables:
 
         `most`: limit for the open ones, and for the closed ones.
         """
-        which = {"name": name, "open": only_open, "after": after, "fields": list(numbers), "most": most}
+        which = {"name": name, "open": only_open, "after": after, "known": list(numbers), "most": most}
         rows = self.connection.execute(_INCIDENTS, which).fetchall()
         return tuple(
             Incident(
