@@ -227,6 +227,7 @@ def _cause(
                 when_acting_s = float(saved[acts].mean())
             else:  # it costs most in other steps, as where a few are only the longest
                 time = None
+    most = "at most" if candidate.bound else "about"
     by_chance = detector.by_chance and not candidate.every_step
     return Cause(
         kind=candidate.kind,
@@ -255,7 +256,7 @@ def _cause(
         once=once,
         costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound)
         if saves is None
-        else f"costs {'at most' if candidate.bound else 'about'} {seconds(saves.value)} a step without the profiler",
+        else f"costs {most} {seconds(saves.value)} a step without the profiler",
         priced=candidate.change is not None,
         change=candidate.change,
         without_s=without_s,
