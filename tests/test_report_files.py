@@ -132,7 +132,7 @@ def edited(place: str, value: object) -> Callable[[dict[str, Any]], str]:
         (edited("m_w", 4), "m_w x waste = 1.15826 of at most 1, which no job can have: it was edited"),
         (
             edited("answer.accounts.0.share", 4),
-            "share x step of bad-worker = 4.42899 instead of 0.34346, which",
+            "share x step of bad-worker = 4.42899 instead of 0.343391, which",
         ),
         (
             edited("causes.0.saved_s", 1e5),
@@ -143,8 +143,8 @@ def edited(place: str, value: object) -> Callable[[dict[str, Any]], str]:
             "new_step_s + saved_s of shift-work-from-slow-worker = 100001 instead of 1.10725",
         ),
         (edited("by_step.0.lost_s", 1e4), "seconds lost in step 100 = 10000 of at most 13.287, which no job can have"),
-        (edited("verdict.share", 0), "0.34346 s lost, 0% of the time, of 1 kind, which no job can have"),
-        (edited("verdict.losses", []), "0.34346 s lost, 31% of the time, of 0 kinds, which no job can have"),
+        (edited("verdict.share", 0), "0.343391 s lost, 0% of the time, of 1 kind, which no job can have"),
+        (edited("verdict.losses", []), "0.343391 s lost, 31% of the time, of 0 kinds, which no job can have"),
         (edited("fixes", []), "a first fix 0 of 0, which no job can have"),
         (edited("verdict.first_fix", 99), "a first fix 99 of 6, which no job can have"),
         (edited("by_step", []), "a report without a step, which no job can have"),

@@ -19,7 +19,7 @@ from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.numeric.arrays import Floats, Ints, number
 from tracekit.analysis.whatif.interventions import RECORDED
-from tracekit.base.quantities import Count, Finite, Number, Ordinal, Proportion
+from tracekit.base.limits import Count, Finite, Number, Ordinal, Proportion
 from tracekit.trace.model import KINDS, OpKind, Worker
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from tracekit.base.quantities import Count, Proportion
+from tracekit.base.limits import Count, Proportion
 
 
 class Posting(StrEnum):

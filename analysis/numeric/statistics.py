@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Floats, Ints
-from tracekit.base.quantities import Finite
+from tracekit.base.limits import Finite
 from tracekit.base.text import seconds
 
 #: Confidence level of the intervals.

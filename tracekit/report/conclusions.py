@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct
 
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.numeric.statistics import Estimate
-from tracekit.base.quantities import Amount, Count, Finite, Moment, Number, Ordinal, Proportion, Seconds
+from tracekit.base.limits import Amount, Count, Finite, Moment, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import runs, short
 from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
 from tracekit.report.tables import Maybe

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tracekit.base.quantities import Count, Finite, Ordinal, Seconds
+from tracekit.base.limits import Count, Finite, Ordinal, Seconds
 from tracekit.base.text import MOST_CONFIDENT, seconds
 from tracekit.trace.facts import Fact
 from tracekit.trace.model import Worker

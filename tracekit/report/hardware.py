@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric.statistics import Estimate
-from tracekit.base.quantities import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
+from tracekit.base.limits import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
 from tracekit.report.finding import Spent

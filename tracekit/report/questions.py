@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import polars as pl
 from msgspec import Struct
 
-from tracekit.base.quantities import Amount, AtMostOne, Count, Finite, Number, Ordinal, Proportion, Seconds
+from tracekit.base.limits import Amount, AtMostOne, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import LONGEST_QUOTE, cut, printable, seconds
 from tracekit.report.conclusions import Fix
 from tracekit.report.tables import Table, frame_of

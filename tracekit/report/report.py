@@ -23,7 +23,7 @@ from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
-from tracekit.base.quantities import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
+from tracekit.base.limits import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
 from tracekit.base.text import short
 from tracekit.report import questions
 from tracekit.report.conclusions import (

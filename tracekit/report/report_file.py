@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from tracekit.base.errors import FormatError
+from tracekit.base.limits import ROUNDING
 from tracekit.base.paths import Look, read_whole
-from tracekit.base.quantities import ROUNDING
 from tracekit.base.text import counted, short
 from tracekit.report.conclusions import EvidenceFigure
 from tracekit.report.report import Remark, Report, Versioned, decoded

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from tracekit.base.quantities import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
+from tracekit.base.limits import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import percent, ranks_text, ratio, seconds, three_digits
 
 Loss = Literal["queueing", "tail", "engines", "tools", "reward", "sync"]

@@ -18,7 +18,7 @@ import polars as pl
 from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.replay import Method
-from tracekit.base.quantities import Amount, AtMostOne, Count, Finite, Number, Ordinal, Seconds, Slowdown
+from tracekit.base.limits import Amount, AtMostOne, Count, Finite, Number, Ordinal, Seconds, Slowdown
 from tracekit.trace.model import Layout, OpKind, Worker
 
 if TYPE_CHECKING:

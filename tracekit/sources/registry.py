@@ -6,6 +6,7 @@ In: nothing. Out: `SOURCES`, in the order in which they are tried. To add a form
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -344,6 +345,8 @@ def _is_post_training(look: Look) -> bool:
 
 
 def _is_report(look: Look) -> bool:
+    if not look.text.removeprefix(BOM_UTF8).lstrip().startswith(b"{"):
+        return False
     from tracekit.report.report_file import is_report
 
     return is_report(look)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from tracekit.base.quantities import Ordinal
+from tracekit.base.limits import Ordinal
 from tracekit.base.text import encodable
 from tracekit.trace.model import Layout, Worker
 

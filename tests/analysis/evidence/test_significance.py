@@ -92,7 +92,7 @@ class TestWhen:
         series = (np.choose(steps % 3, (0.3, -0.3, 0.0)) + scatter)[None]
         found = episodes_of(np.concatenate([series, -series]), 2)
         assert found.significant(SMALLEST).tolist() == [True, True]
-        assert found.on.tolist() == [(steps % 3 == 0).tolist(), (steps % 3 == 1).tolist()]
+        assert found.slow.tolist() == [(steps % 3 == 0).tolist(), (steps % 3 == 1).tolist()]
         assert found.level == pytest.approx([0.3 - 0.03 / 7] * 2)
 
     def test_of_two_peers_that_come_close_to_each_other_between_turns_both_wander(self):

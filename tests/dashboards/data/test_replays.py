@@ -113,7 +113,7 @@ def test_a_selection_without_ops_is_refused_in_words(results, stored) -> None:
     rejected = Replays(results).ask(stored, WhatifQuery("stage=7"), wait_s=LONG_S)
     assert isinstance(rejected, Rejected)
     assert rejected.selection
-    assert "matches no op; the job has kind " in rejected.message
+    assert "matches no op; the job has stage 0-1" in rejected.message
 
 
 def test_a_store_that_is_gone_is_refused_and_asked_again_the_next_time(results, stored) -> None:
