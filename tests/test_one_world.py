@@ -54,7 +54,7 @@ class Source(NamedTuple):
 def op_trace(forward_s: float, name: str) -> tracekit.OpTrace:
     """Four ranks meet after a forward of 0.1 s, which takes rank 1 `forward_s`; an optimizer of 0.02 s."""
     rows = []
-    for step in range(4):
+    for step in range(5):
         for rank in range(4):
             own_s = forward_s if rank == 1 else 0.1
             rows += [
@@ -70,13 +70,13 @@ def op_trace(forward_s: float, name: str) -> tracekit.OpTrace:
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, ...]:
     folder = tmp_path_factory.mktemp("world")
-    slow_trace(range(4), metadata={"hosts": HOSTS}).write_parquet(folder / "pipeline.parquet")
-    healthy = tracekit.Trace.from_frame(healthy_frame(range(4)), LAYOUT, name="healthy", metadata={"hosts": HOSTS})
+    slow_trace(range(5), metadata={"hosts": HOSTS}).write_parquet(folder / "pipeline.parquet")
+    healthy = tracekit.Trace.from_frame(healthy_frame(range(5)), LAYOUT, name="healthy", metadata={"hosts": HOSTS})
     healthy.write_parquet(folder / "pipeline_healthy.parquet")
     op_trace(0.16, "ops").write_parquet(folder / "ops.parquet")
     op_trace(0.1, "ops healthy").write_parquet(folder / "ops_healthy.parquet")
-    write(folder / "rl.jsonl", lines(6, reward_s=0.125))  # the sync takes 1 of 10.625 s
-    write(folder / "rl_healthy.jsonl", lines(6, reward_s=0.125, sync_s=0.125))
+    write(folder / "rl.jsonl", lines(8, reward_s=0.125))  # the sync takes 1 of 10.625 s
+    write(folder / "rl_healthy.jsonl", lines(8, reward_s=0.125, sync_s=0.125))
     return (
         Source(folder / "pipeline.parquet", folder / "pipeline_healthy.parquet", 1, "n1", "bad-worker", "slow job",
                "a pipeline trace"),

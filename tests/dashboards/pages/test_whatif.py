@@ -230,7 +230,7 @@ def test_a_selection_that_is_not_understood_is_said_at_its_field(visit: Visit) -
 
 def test_a_selection_without_ops_is_said_at_its_field(visit: Visit) -> None:
     page = visit(address(select="stage=9"))
-    page.wait_for_selector("text=matches no op; the job has kind")  # in the form, which is open
+    page.wait_for_selector("text=matches no op; the job has stage")  # in the form, which is open
 
 
 def test_no_more_is_kept_than_an_address_can_hold(visit: Visit) -> None:
