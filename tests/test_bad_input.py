@@ -355,9 +355,9 @@ def test_one_step_is_enough(tmp_path: Path) -> None:
 
 def test_a_job_of_which_a_rank_is_missing_is_balanced_as_far_as_it_was_recorded(tmp_path: Path) -> None:
     gone = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
-    found = whatif(tmp_path, healthy_frame(range(6)).filter(~gone))
-    assert found["answer"]["headline"].startswith("no straggler among the ranks that were recorded")
-    assert "No straggler among the ranks that were recorded" in [one["title"] for one in found["causes"]]
+    report = whatif(tmp_path, healthy_frame(range(6)).filter(~gone))
+    assert report["answer"]["headline"].startswith("no straggler among the ranks that were recorded")
+    assert "No straggler among the ranks that were recorded" in [one["title"] for one in report["causes"]]
 
 
 def test_a_missing_rank_is_left_out_and_said(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tracekit.analysis.gpu.pace import BlamedRank, PaceOfPeers, Part, find_culpr
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, SetOps, Together, step_times
+from tracekit.base.text import seconds
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.model import OpKind
 
@@ -276,8 +277,8 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
 
     @property
     def unprofiled_step_words(self) -> str:
-        words = super().unprofiled_step_words
-        return words if self.measured is None else words.removeprefix("about ")
+        step = self.unprofiled_step
+        return super().unprofiled_step_words if step is None or self.measured is None else seconds(step.value)
 
     @property
     def all_workers_traced(self) -> bool:

@@ -23,6 +23,8 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.limits import Finite
 from tracekit.base.text import seconds
 
+#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252.
+FEWEST_STEPS = 5
 #: Confidence level of the intervals.
 CONFIDENCE = 0.95
 #: The number of resamples; of 99 %, 20 are beyond.
@@ -158,10 +160,6 @@ class MeanDifferences(Struct, frozen=True, eq=False):
 
         fewest = bisect.bisect_left(range(_MOST_STEPS), True, key=is_enough)
         return fewest if fewest < _MOST_STEPS else None
-
-
-#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252.
-FEWEST_STEPS = 5
 
 
 def difference_of_means(before: Floats, after: Floats) -> MeanDifference:

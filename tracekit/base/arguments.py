@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from tracekit.base.errors import FormatError, OutputError, SelectionError, TracekitError
-from tracekit.base.paths import elsewhere, is_address, object_url, shown
+from tracekit.base.paths import elsewhere, is_address, object_url, shown, unreadable
 
 
 class _Path(click.Path):
@@ -31,7 +32,7 @@ class _Path(click.Path):
         try:
             path = Path(os.fsdecode(super().convert(value, param, ctx)))
         except click.BadParameter:
-            raise FormatError(f"{value}: cannot be read: Permission denied; check the path") from None
+            raise unreadable(value, PermissionError(errno.EACCES, os.strerror(errno.EACCES))) from None
         if is_address(path) and not (self._of_store and object_url(path) is not None):
             raise self._error(path)
         return path

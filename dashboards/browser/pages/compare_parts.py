@@ -30,7 +30,7 @@ from tracekit.dashboards.browser.ui.components import (
 )
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series, worker_map
-from tracekit.dashboards.browser.ui.sentences import Tone, cost_words, place_words
+from tracekit.dashboards.browser.ui.sentences import Tone, place_words
 from tracekit.dashboards.figures.worker_map import UNKNOWN
 from tracekit.report.compare import CauseChange, ChangeEffect, Side, cost_changes, verdict
 from tracekit.report.conclusions import Finding
@@ -186,11 +186,11 @@ def causes_panel(change: CauseChange, reports: Mapping[str, Report], staying: st
 
 
 def _cause(report: Report, cause: Finding, word: str, earlier: Finding | None = None) -> Component:
-    words = cost_words(report, cause)
+    words = cause.costs
     if earlier is None:
         words = words.replace("costs", word, 1)
     elif earlier is not cause:
-        words = f"{cost_words(report, earlier).replace('costs', 'cost', 1)}, now {words}"
+        words = f"{earlier.costs.replace('costs', 'cost', 1)}, now {words}"
     since = "" if cause.since_step is None else f", since step {cause.since_step}"
     return html.Li(
         [

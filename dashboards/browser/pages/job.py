@@ -41,7 +41,6 @@ from tracekit.dashboards.browser.ui.context import chosen_window, results, viewe
 from tracekit.dashboards.browser.ui.sentences import (
     Tone,
     advised,
-    cost_words,
     costs_time,
     first_action,
     fix_place,
@@ -113,8 +112,7 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
     if costs or cause.suggested_fix:
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause.when}")
     if costs:
-        price = cost_words(report, cause, bound=cause.bound)
-        head.append(f": {price}, {sure(cause.confidence)}")
+        head.append(f": {cause.costs}, {sure(cause.confidence)}")
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
     if cause.effect != report.answer.why:

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
-from tracekit.base.text import cost, listed, seconds, short, sure
+from tracekit.base.text import listed, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.dashboards.words import run_kind, run_of_several, run_sentence, share_words
 from tracekit.report.conclusions import MACHINE_PARTS, Finding, Fix, State, nodes_of
@@ -196,17 +196,10 @@ def _listed(workers: Sequence[Worker], workers_map: WorkerMap) -> str:
     return listed(words, MOST_NAMED)
 
 
-def cost_words(report: Report, cause: Finding, *, bound: bool = False) -> str:
-    """The cost of a cause, without the profiler if known."""
-    if saves := cause.saves_step_s:
-        return f"costs {'at most' if bound else 'about'} {seconds(saves.value)} a step without the profiler"
-    return cost(cause.saved_s, cause.alone_s, report.job.whole, bound=bound)
-
-
 def _cause_words(report: Report, cause: Finding) -> str:
     where = place_words(report, cause)
     place = f", {where}" if where else ""
-    costs = f"{cost_words(report, cause)}, " if costs_time(report, cause) else ""
+    costs = f"{cause.costs}, " if costs_time(report, cause) else ""
     return f"{cause.title}{place} ({costs}{sure(cause.confidence)})"
 
 

@@ -132,7 +132,8 @@ def _store_of(sources: tuple[Path, ...], *, needed: bool) -> tuple[Path, Callabl
         store = sources[0] if sources else default_store()
         if sources or needed:
             await_store(Store(store))
-            Store(store).jobs()  # a damaged catalogue is an error now, not on every page
+            with Store(store).reading():  # a damaged catalogue is an error now, not on every page
+                pass
         return absolute(store), lambda: None
     if stores:
         raise SelectionError(

@@ -59,13 +59,13 @@ def test_a_recording_is_compared_by_the_steps_that_the_profiler_marked() -> None
 
 
 def test_a_change_that_helps_is_told_with_its_size_and_interval() -> None:
-    found = verdict(side([2.0, 2.01, 1.99, 2.0, 2.0]), side([1.0, 1.01, 0.99, 1.0, 1.0]))
-    assert found.outcome is ChangeEffect.BETTER
-    assert found.sentence.startswith(
+    outcome = verdict(side([2.0, 2.01, 1.99, 2.0, 2.0]), side([1.0, 1.01, 0.99, 1.0, 1.0]))
+    assert outcome.outcome is ChangeEffect.BETTER
+    assert outcome.sentence.startswith(
         "Yes, it helped: a recorded step takes 1.00 s instead of 2.00 s, 1.00 s (50.0%) less (95% interval of the"
     )
-    assert "bootstrap over 5 and 5 steps" in found.sentence
-    assert found.notes == ()
+    assert "bootstrap over 5 and 5 steps" in outcome.sentence
+    assert outcome.notes == ()
 
 
 def test_a_change_for_the_worse_and_one_within_the_scatter_are_told_apart() -> None:

@@ -246,32 +246,21 @@ def test_slow_backwards_and_a_few_pauses_are_no_stopped_process() -> None:
     }
 
 
-def test_two_ranks_that_are_slow_in_turn_do_not_vary_at_random_too() -> None:
-    """Each is measured by the other one, so that the rank that is not slow looks fast for a while."""
-    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=4, phase=rank)) for rank in range(2))
-    shape, noise = Shape(dp=2, pp=2, tp=1, microbatches=4, steps=20), Noise(op=0.002, worker=0.001)
-    found = named(Job(shape=shape, noise=noise, causes=turns))
-    assert sorted((cause.kind, str(cause.where)) for cause in found) == [
-        ("bad-worker", "worker (0,0)"),
-        ("bad-worker", "worker (1,0)"),
-    ]
-
-
-def test_a_stage_of_which_one_half_is_slow_in_each_step_has_no_more_work_than_others() -> None:
-    """Each of its two workers is slow in every second step, so that half of what either computes is slow."""
-    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=2, phase=rank)) for rank in range(2))
-    found = named(Job(shape=Shape(dp=2, pp=4, tp=1, microbatches=4, steps=12), causes=turns))
-    assert sorted((cause.kind, str(cause.where)) for cause in found) == [
-        ("bad-worker", "worker (0,0)"),
-        ("bad-worker", "worker (1,0)"),
-    ]
-
-
-def test_without_a_pipeline_two_ranks_that_are_slow_in_turn_do_not_vary_at_random() -> None:
-    """In every third step, neither is slow."""
-    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=3, phase=rank)) for rank in range(2))
-    found = named(Job(shape=Shape(dp=2, pp=1, tp=1, microbatches=4, steps=20), causes=turns))
-    assert sorted((cause.kind, str(cause.where)) for cause in found) == [
+@pytest.mark.parametrize(
+    ("every", "shape", "noise"),
+    [
+        # Each is measured by the other one, so that the rank that is not slow looks fast for a while.
+        (4, Shape(dp=2, pp=2, tp=1, microbatches=4, steps=20), Noise(op=0.002, worker=0.001)),
+        # Each is slow in every second step, so that half of what either computes is slow: no more work than others.
+        (2, Shape(dp=2, pp=4, tp=1, microbatches=4, steps=12), Noise()),
+        # Without a pipeline; in every third step, neither is slow.
+        (3, Shape(dp=2, pp=1, tp=1, microbatches=4, steps=20), Noise()),
+    ],
+)
+def test_two_ranks_that_are_slow_in_turn_are_the_causes(every: int, shape: Shape, noise: Noise) -> None:
+    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=every, phase=rank)) for rank in range(2))
+    causes = named(Job(shape=shape, noise=noise, causes=turns))
+    assert sorted((cause.kind, str(cause.where)) for cause in causes) == [
         ("bad-worker", "worker (0,0)"),
         ("bad-worker", "worker (1,0)"),
     ]

@@ -54,9 +54,9 @@ class TestWhen:
     def test_of_two_peers_one_is_slow_at_times_and_the_other_is_not_fast(self):
         series = 0.005 * np.random.default_rng(1).normal(size=(1, 16))
         series[0, 8:] += 0.5
-        found = episodes_of(np.concatenate([series, -series]), 2)
-        assert found.significant(SMALLEST).tolist() == [True, False]
-        assert np.flatnonzero(found.slow[0]).tolist() == list(range(8, 16))
+        episodes = episodes_of(np.concatenate([series, -series]), 2)
+        assert episodes.significant(SMALLEST).tolist() == [True, False]
+        assert np.flatnonzero(episodes.slow[0]).tolist() == list(range(8, 16))
 
     @pytest.mark.parametrize("since", [36, 60, 72])
     def test_of_two_peers_that_both_stall_at_times_one_is_slow_since_a_step(self, since):
@@ -77,10 +77,10 @@ class TestWhen:
         """
         scatter = np.random.default_rng(4).permutation(np.linspace(-0.08, 0.08, 20))
         series = np.concatenate([0.3 + scatter, -0.3 - scatter])[None]
-        found = episodes_of(np.concatenate([series, -series]), 2)
-        assert found.significant(SMALLEST).tolist() == [True, True]
-        assert found.slow.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
-        assert found.level == pytest.approx([0.3, 0.3], abs=0.005)
+        episodes = episodes_of(np.concatenate([series, -series]), 2)
+        assert episodes.significant(SMALLEST).tolist() == [True, True]
+        assert episodes.slow.tolist() == [[True] * 20 + [False] * 20, [False] * 20 + [True] * 20]
+        assert episodes.level == pytest.approx([0.3, 0.3], abs=0.005)
 
     def test_of_two_peers_that_are_slow_in_turn_with_pauses_between_each_is_slow_in_its_steps(self):
         """Levels of 0.3, -0.3 and 0, within each of which seven steps scatter evenly by up to 0.03. Half of the steps,
@@ -90,10 +90,10 @@ class TestWhen:
         scatter, steps = np.tile(np.linspace(-0.03, 0.03, 7), (3, 1)), np.arange(21)
         scatter = np.random.default_rng(4).permuted(scatter, axis=1).T.ravel()
         series = (np.choose(steps % 3, (0.3, -0.3, 0.0)) + scatter)[None]
-        found = episodes_of(np.concatenate([series, -series]), 2)
-        assert found.significant(SMALLEST).tolist() == [True, True]
-        assert found.slow.tolist() == [(steps % 3 == 0).tolist(), (steps % 3 == 1).tolist()]
-        assert found.level == pytest.approx([0.3 - 0.03 / 7] * 2)
+        episodes = episodes_of(np.concatenate([series, -series]), 2)
+        assert episodes.significant(SMALLEST).tolist() == [True, True]
+        assert episodes.slow.tolist() == [(steps % 3 == 0).tolist(), (steps % 3 == 1).tolist()]
+        assert episodes.level == pytest.approx([0.3 - 0.03 / 7] * 2)
 
     def test_of_two_peers_that_come_close_to_each_other_between_turns_both_wander(self):
         series = 0.3 * np.sin(2 * np.pi * (np.arange(40) + 0.5) / 40)[None]
