@@ -218,7 +218,8 @@ def test_rl_names_the_command_that_shows_a_report(sent: Path) -> None:
 
 
 def refusal(report: Path) -> str:
-    return f"{report}: a report, not a trace; `tracekit whatif {report}` shows it, this needs the ops of its trace"
+    shows = f"`tracekit whatif {report}` shows it"
+    return f"{report}: a report, not a trace; {shows}, but this command needs the ops of its trace"
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
@@ -299,5 +300,5 @@ def test_an_agent_gets_of_a_report_what_it_gets_of_the_trace(sent: Path) -> None
     assert mcp.why_slow(str(sent)) == mcp.why_slow(slow)
     assert mcp.who(str(sent)) == mcp.who(slow)
     assert mcp.compare(str(sent), healthy) == mcp.compare(slow, healthy)
-    with pytest.raises(FormatError, match="this needs the ops of its trace"):
+    with pytest.raises(FormatError, match="this command needs the ops of its trace"):
         mcp.what_if(str(sent), "rank=9")

@@ -92,7 +92,7 @@ def test_the_last_lines_say_what_was_left_out(jobs: Path) -> None:
     (jobs / "gone.parquet").symlink_to("nowhere")
     report, out = jobs / "report.json", jobs.parent / "study"
     report.write_text(tracekit.job_of(slow_trace()).report.to_json())
-    shown = f"a report, not a trace; `tracekit whatif {report}` shows it, this needs the ops of its trace"
+    shown = f"a report, not a trace; `tracekit whatif {report}` shows it, but this command needs the ops of its trace"
     assert run("fleet", "run", jobs, report, "--out", out, "--processes", "1").out.splitlines() == [
         "5 sources: 2 analysed, 0 unchanged, 0 known by content",
         "  1 unreadable: No such file or directory; tried again by the next run",

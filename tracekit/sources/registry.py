@@ -305,7 +305,7 @@ def _report(look: Look, wanted: Content) -> str:
         read_report(look.path)
     except TracekitError as error:
         return f"a report, not {wanted}, and {str(error).removeprefix(f'{look.path}: ')}"
-    needed = ", this needs the ops of its trace" if wanted is Content.TRACE else ""
+    needed = ", but this command needs the ops of its trace" if wanted is Content.TRACE else ""
     return f"a report, not {wanted}; `{command('whatif', look.path)}` shows it{needed}"
 
 
