@@ -39,12 +39,14 @@ class Pages:
 
     def job_rows(self) -> list[dict[str, Any]]:
         """The rows behind the table of all jobs."""
-        jobs = import_module(
-            "tracekit.dashboards.browser.pages.jobs"
-        )  # pages register with the app, which is there by now
         with self._server.test_request_context("/"):
-            rows: list[dict[str, Any]] = jobs.job_table().to_dicts()
+            rows: list[dict[str, Any]] = _page_of_jobs().job_table().to_dicts()
         return rows
+
+    def job_card(self, name: str) -> str:
+        """The text of the card of a job with an open incident."""
+        with self._server.test_request_context("/"):
+            return " ".join(lines(_page_of_jobs().job_card(self.service.results.stored(name))))
 
     def client(self) -> FlaskClient:
         """What asks for files."""
@@ -57,6 +59,11 @@ class Pages:
     def text(self, path: str, **state: str) -> str:
         """All of it."""
         return "\n".join(self.lines(path, **state))
+
+
+def _page_of_jobs() -> Any:
+    """The module, which registers with an app that is there."""
+    return import_module("tracekit.dashboards.browser.pages.jobs")
 
 
 def lines(component: Any) -> list[str]:

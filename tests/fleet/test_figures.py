@@ -22,6 +22,18 @@ from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
 from tracekit.fleet.study_tables import frame
 
 
+def test_jobs_are_grouped_by_size_the_smallest_first(tmp_path: Path) -> None:
+    sizes = {"a": 8192, "b": 9, "c": 8, "d": 8193, "e": 32}
+    study = write_study(
+        tmp_path / "study",
+        jobs=[job(name, 1.0, 100, gpus=gpus) for name, gpus in sizes.items()],
+        sources=[{"source": name, "job": name} for name in sizes],
+    )
+    assert figures_of(study).groups["size"].select("group", "jobs").rows() == [
+        ("up to 8", 1), ("9 to 32", 2), ("4,097 to 8,192", 1), ("above 8,192", 1),
+    ]  # fmt: skip
+
+
 def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp_path: Path) -> None:
     """Two of four jobs straggle; they have 300 of 400 GPU-hours, of which 150 are lost at S = 2."""
     study = write_study(

@@ -195,6 +195,16 @@ def test_a_redirect_is_no_delivery() -> None:
     assert (notifier.counts["sent"], notifier.counts["failed"], notifier.problem) == (0, 1, "answers 302")
 
 
+def test_a_message_is_given_up_after_the_last_attempt() -> None:
+    attempts = mock.patch.multiple(receivers, MOST_ATTEMPTS=3, FIRST_RETRY_S=0.01)
+    with receiving(500, 500, 500) as receiver, attempts:
+        notifier = Notifier(receiver.url)
+        notifier.send([OPENED], [])
+        receiver.wait_for(3)
+        notifier.close(PATIENCE_S)
+    assert (len(receiver.got), notifier.counts["sent"], notifier.counts["failed"]) == (3, 0, 1)
+
+
 def test_name_and_password_of_an_address_are_sent_and_never_shown() -> None:
     with receiving(500) as receiver, mock.patch.object(receivers, "FIRST_RETRY_S", 0.01):
         notifier = Notifier(receiver.url.replace("http://", "http://on%20call:p%40ss@"))

@@ -42,6 +42,12 @@ def test_bars_of_steps_leave_a_space_where_steps_were_not_recorded(sample_store:
 
 
 @pytest.mark.every_push
+def test_the_card_of_a_job_says_what_to_do_first_and_what_that_saves(sample_store: Path) -> None:
+    text = Pages(sample_store).job_card("slow-worker")
+    assert re.search(r"Do first\W*Check rank 9 on host-0001", text)
+    assert re.search(r"Saves\W*343\.4 ms", text)
+
+
 def test_every_job_is_in_the_table_the_one_that_loses_most_first(visit: Visit, serving: Serving) -> None:
     names = visit("/", theme="dark").locator("#jobs a.job").all_inner_texts()
     assert names[0] == "slow-worker"
