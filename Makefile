@@ -42,7 +42,7 @@ check: $(VENV)/.dev
 	$(BIN)/lint-imports
 	$(BIN)/python tests/check_names.py
 
-# What every push needs: under four minutes on two cores. mypy without its cache keeps one of them busy for half a minute:
+# What every push needs: about four minutes on two cores. mypy without its cache keeps one of them busy for half a minute:
 # the tests run meanwhile.
 test: $(VENV)/.dev $(CHROMIUM)
 	+$(MAKE) --no-print-directory --jobs 2 check suite
@@ -51,7 +51,7 @@ suite: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=short $(BIN)/pytest -n 3 -m "not slow and not fleet and not nightly"
 
 # The rest, too: sabotaged trainings, sanitizers, nginx, Prometheus, the site, wheels, frameworks, a Ray cluster on this
-# machine, servers of S3 and Google's storage. Under twelve minutes.
+# machine, servers of S3 and Google's storage. Nine to fourteen minutes.
 test-all: $(VENV)/.fleet $(CHROMIUM) $(NGINX) $(PROMETHEUS) $(NODE_EXPORTER) $(ALERTMANAGER)
 	+$(MAKE) --no-print-directory --jobs 2 check suite-all
 
