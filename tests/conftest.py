@@ -19,10 +19,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from hypothesis import settings
 
 from tests.handmade import slow_trace
+from tests.properties import examples
 
 ROOT = Path(__file__).parent
+# A property without settings of its own, too, has no deadline: on a busy machine an example may take long.
+settings.register_profile("tests", examples(100))
+settings.load_profile("tests")
 #: Folders that run where another does, with its browser and its dashboards.
 TOGETHER = {"tests/dashboards/ui": "tests/dashboards/pages", "tests/dashboards/web": "tests/dashboards"}
 #: Folders whose files run in one process, so that one only imports torch.
