@@ -79,10 +79,12 @@ class CollectiveHooks:
         attempt, begins, started = self.session.attempt_hook, self.collectives.begins, self._started
 
         def recorded(group: Any, *args: Any, **kwargs: Any) -> Any:
-            start = attempt(name, begins, args)
+            # Some callers name what they pass: `torch.distributed.barrier` its options.
+            passed = (*args, *kwargs.values()) if kwargs else args
+            start = attempt(name, begins, passed)
             work = original(group, *args, **kwargs)
             if start is not None:
-                attempt(name, started, name, group, args, start, work)
+                attempt(name, started, name, group, passed, start, work)
             return work
 
         return recorded

@@ -176,6 +176,20 @@ def test_the_size_of_other_arguments(rig):
     assert [one[3] for one in rig.described] == [20, 20, 24, 0, 0]
 
 
+def test_a_barrier_of_torch_blocks(rig, monkeypatch):
+    """It names its options where it calls the process group, as no other collective of torch does."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(dist.ProcessGroup, "barrier", rig.hooks.collective("barrier", dist.ProcessGroup.barrier))
+        monkeypatch.setattr(dist.Work, "wait", rig.hooks.wait(dist.Work.wait))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    assert [(record.op, record.flags & Flag.BLOCKING) for record in rig.records] == [("barrier", Flag.BLOCKING)]
+
+
 @pytest.mark.parametrize("future", [True, False])
 @pytest.mark.parametrize("inside", ["busy", "optimizing"])
 def test_a_wait_inside_an_op_is_recorded_with_the_step_in_which_it_is(rig, inside, future):
