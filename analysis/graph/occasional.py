@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tracekit.analysis.graph.megatron import COMPUTE_STREAM, merged_order
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import by_name
-from tracekit.trace.model import KINDS, OpKind
+from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
 
 if TYPE_CHECKING:
     from tracekit.analysis.graph.lanes import PlacedLanes, StructureHash
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 #: Lanes share a structure as long as it has at most this many times as many cells as they have ops.
 MOST_CELLS_PER_OP = 3
 _PLACE_IN_STREAM = np.array([COMPUTE_STREAM.index(kind) if kind in COMPUTE_STREAM else -1 for kind in KINDS])
+_MEETS = np.array([kind in DP_COLLECTIVES for kind in KINDS])
 _KIND_OF_PLACE = np.array([kind.code for kind in COMPUTE_STREAM])
 
 
@@ -45,8 +46,8 @@ class OccasionalOps(Struct, frozen=True, eq=False):
 class Cells(Struct, frozen=True, eq=False):
     """Places between computes where some lane of a structure has an op, in order of stage and stream.
 
-    `names`: stage, number of computes before it, layer, place of its kind in `COMPUTE_STREAM`, and chunk + 1, [cells,
-    5]. `cell_of_op`: [ops].
+    `names`: stage, number of computes before it, section, layer, place of its kind in `COMPUTE_STREAM`, and chunk + 1,
+    [cells, 6]. `cell_of_op`: [ops].
     """
 
     names: Ints
@@ -57,20 +58,22 @@ class Cells(Struct, frozen=True, eq=False):
         """Ops between the same two computes share a cell if they are of one kind and chunk.
 
         If a lane has several ops there, they take cells from first to last: cells of one layer as long as kinds come in
-        the order of `COMPUTE_STREAM`, otherwise of the next layer.
+        the order of `COMPUTE_STREAM`, otherwise of the next layer. A collective in which the lanes meet is a section of
+        its own, so that they share its cell, whatever else some of them have before it.
         """
         if not len(ops.lane):
-            return cls(np.empty((0, 5), np.int64), np.empty(0, np.int64))
+            return cls(np.empty((0, 6), np.int64), np.empty(0, np.int64))
         begin = _latest_so_far(ops)
         gap = _computes_before(placed, ops, begin)
         place = _PLACE_IN_STREAM[ops.kind]
         order = np.lexsort((ops.seq, place, begin, gap, ops.stage, ops.lane))
         worker, code = ops.lane * (int(ops.stage.max()) + 1) + ops.stage, place * (int(ops.chunk.max()) + 2) + ops.chunk
-        fresh = np.any(np.diff([worker[order], gap[order]], prepend=-1), axis=0)
-        backs = np.cumsum(~fresh & (np.diff(code[order], prepend=0) <= 0))
-        layer = np.empty(len(order), np.int64)
-        layer[order] = backs - np.maximum.accumulate(np.where(fresh, backs, 0))
-        columns = ops.stage, gap, layer, place, ops.chunk + 1
+        fresh, meets = np.any(np.diff([worker[order], gap[order]], prepend=-1), axis=0), _MEETS[ops.kind[order]]
+        section, layer = np.empty((2, len(order)), np.int64)
+        section[order] = 2 * _count_since(fresh, meets) - meets
+        fresh |= np.diff(section[order], prepend=-1) != 0
+        layer[order] = _count_since(fresh, ~fresh & (np.diff(code[order], prepend=0) <= 0))
+        columns = ops.stage, gap, section, layer, place, ops.chunk + 1
         sizes = [int(column.max()) + 1 for column in columns]
         names, cell_of_op = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
         return cls(np.stack(np.unravel_index(names, sizes), axis=1), cell_of_op)
@@ -101,7 +104,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
     """The lanes, all of one structure, with the ops added in these cells."""
     if not len(cells.names):
         return placed
-    stage_of_cell, gap, _, place, chunk = cells.names.T
+    stage_of_cell, gap, _, _, place, chunk = cells.names.T
     kind_of_cell = _KIND_OF_PLACE[place]
     counts = placed.by_stage.copy()
     np.add.at(counts, (stage_of_cell, kind_of_cell), 1)
@@ -155,6 +158,12 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
         present=None if present.all() else present,
         stream_order=stream_order,
     )
+
+
+def _count_since(fresh: Bools, counted: Bools) -> Ints:
+    """The number of `counted` places so far, each included, since the last `fresh` one, [places]; the first is."""
+    count = np.cumsum(counted)
+    return count - np.maximum.accumulate(np.where(fresh, count - counted, 0))
 
 
 def _latest_so_far(ops: OccasionalOps) -> Floats:

@@ -194,3 +194,18 @@ def test_a_dp_rank_with_nothing_but_a_collection_is_a_lane() -> None:
     replay = replay_of(Trace.from_frame(ops, Layout(dp=2, pp=1), name="collects"), Method.TRACEKIT)
     exactly(step_times(replay, ORIGINAL), [0.02])
     exactly(step_times(replay, IDEAL), [0.01])
+
+
+@pytest.mark.parametrize("alone", ["checkpoint", "data-load", "evaluation", "gc", "host-delay", "loss"])
+@pytest.mark.parametrize("collective", ["forward-collectives", "backward-collectives"])
+def test_ranks_meet_in_one_collective_whatever_one_of_them_does_before_it(alone, collective):
+    """In every other step, a rank does 5 ms of its own, and the other waits as long in a collective of 1 ms."""
+    busy = [FORWARD, (alone, 0.005), (collective, 0.001), BACKWARD]
+    waiting = [FORWARD, (collective, 0.006), BACKWARD]
+    replay = JobReplay.from_trace(of_steps([[[FORWARD, BACKWARD]] * 2, [busy, waiting]] * 2))
+    meets = [block.template.kind == OpKind(collective).code for block in replay.graph.blocks]
+    costs = [cost[rows] for cost, rows in zip(replay.durations.cost, meets, strict=True)]
+    exactly(np.unique(np.concatenate([part[part != 0] for part in costs]).round(9)), [0.001])
+    plain_s = step_times(replay, RECORDED)[0]
+    without = step_times(replay, (SetCost(kind(OpKind(alone)), 0.0), *RECORDED))
+    exactly(without, [plain_s, plain_s + 0.001] * 2)
