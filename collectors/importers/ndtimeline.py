@@ -20,7 +20,6 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.merge.record_times import FUSED_TRANSFERS, cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit
@@ -68,9 +67,8 @@ class _TimedMetric:
     duration_s: float
 
 
-def read_raw_log(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_raw_log(path: Path) -> Trace:
     """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
-    refuse_options(path, layout, unit, "an NDTimeline file")
     sizes: dict[str, int] = {}
     events = list(_raw_events(path, sizes))
     if not events:
@@ -84,9 +82,8 @@ def read_raw_log(path: Path, *, layout: Path | None = None, unit: TimeUnit | Non
     return _trace(events, job, path, "ndtimeline", TimeUnit.S)
 
 
-def read_trace_file(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_trace_file(path: Path) -> Trace:
     """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
-    refuse_options(path, layout, unit, "an NDTimeline file")
     events = list(_chrome_events(path))
     if not events:
         raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
