@@ -19,7 +19,7 @@ import msgspec
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import command
 from tracekit.base.text import listed
-from tracekit.collectors.importers.kineto.event_columns import CollectiveArgs
+from tracekit.collectors.importers.kineto.json_events import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.model import LARGEST_SIZE, ProcessGroup
 
