@@ -259,45 +259,31 @@ def _check_identity(ops: pl.DataFrame, source: Origin) -> None:
     """
     if _are_identified(ops):
         return
-    dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
-    worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
-    rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
-    rank_of[worker] = rank
-    if (differs := rank_of[worker] != rank).any():
-        row = int(differs.argmax())
+    worker, stream = ("dp_rank", "pp_rank"), ("step", "dp_rank", "pp_rank", "kind")
+    numbered = ops.with_row_index("row")
+    differing = numbered.with_columns(last=pl.col("rank").last().over(worker)).filter(pl.col("rank") != pl.col("last"))
+    if differing.height:
+        op = differing.row(0, named=True)
         raise TraceError(
-            f"{source}: worker {Worker(int(dp_rank[row]), int(pp_rank[row]))} is recorded by rank {rank[row]} (row"
-            f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
+            f"{source}: worker {Worker(op['dp_rank'], op['pp_rank'])} is recorded by rank {op['rank']} (row"
+            f" {op['row']}) and by rank {op['last']}; keep one rank per worker (tp and cp ranks run in lockstep)"
         )
-    step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
-    step_index = step_positions(step, distinct_steps(step))
-    stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
-    del worker, step_index
-    streams = int(stream.max()) + 1
-    if streams > 8 * len(seq) + 10_000_000:  # a few ops, widely spread: number only the streams that exist
-        _, stream = np.unique(stream, return_inverse=True)
-        streams = int(stream.max()) + 1
-    count = np.bincount(stream, minlength=streams)
-    if (beyond := seq >= count[stream]).any():
-        row = int(beyond.argmax())
+    beyond = numbered.with_columns(count=pl.len().over(stream)).filter(pl.col("seq") >= pl.col("count"))
+    if beyond.height:
+        op = beyond.row(0, named=True)
         raise violation(
             source,
             ops["seq"],
-            row,
-            f"{_describe(ops, row)}, but that worker has {count[stream[row]]} of them in that step; expected seq to"
-            " run from 0 without gaps or repeats",
+            op["row"],
+            f"{_described(op)}, but that worker has {op['count']} of them in that step; expected seq to run from 0"
+            " without gaps or repeats",
         )
-    cell = (np.cumsum(count) - count)[stream]
-    del stream
-    cell += seq
-    filled = np.zeros(len(seq), dtype=bool)
-    filled[cell] = True
-    if not filled.all():
-        seen = np.bincount(cell, minlength=len(seq))
-        row = int((seen[cell] > 1).argmax())
-        second = int(np.flatnonzero(cell == cell[row])[1])
+    second = pl.col("row").get(1, null_on_oob=True).over(*stream, "seq")
+    repeated = numbered.with_columns(second=second).drop_nulls("second")
+    if repeated.height:
+        op = repeated.row(0, named=True)
         raise TraceError(
-            f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
+            f"{source}: rows {op['row']} and {op['second']} are the same op: {_described(op)}, seq {op['seq']};"
             " expected each op once, remove the duplicate"
         )
 
@@ -308,8 +294,7 @@ def _are_identified(ops: pl.DataFrame) -> bool:
     return workers.fit(ops.height) and workers.place(ops, workers.cells(ops)) is not None
 
 
-def _describe(ops: pl.DataFrame, row: int) -> str:
-    op = ops.row(row, named=True)
+def _described(op: Mapping[str, Any]) -> str:
     return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
 
 
