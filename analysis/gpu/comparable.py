@@ -132,14 +132,10 @@ def lost_in_words(lost: LostOps) -> str:
 
 def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
     """Ranks with unusually many GPU ops that outlast the start of the next one of their stream, and their share."""
-    ops = recording.gpu_ops
-    stream = numbered(ops["rank"], ops["device"], ops["stream"])
-    order = np.argsort(stream, kind="stable")
-    start, end = ops["start"].to_numpy()[order], (ops["start"] + ops["duration"]).to_numpy()[order]
-    beyond = (end[:-1] > start[1:] + NOISE_S) & (np.diff(stream[order]) == 0)
-    ranks, counts = np.unique(ops["rank"].to_numpy(), return_counts=True)
-    lasting = np.bincount(np.searchsorted(ranks, ops["rank"].to_numpy()[order][:-1][beyond]), minlength=len(ranks))
-    return _beyond_peers(recording, dict(zip(ranks.tolist(), (lasting / counts).tolist(), strict=True)))
+    following = pl.col("start").shift(-1).over("rank", "device", "stream")
+    beyond = (pl.col("start") + pl.col("duration") > following + NOISE_S).fill_null(value=False)
+    shares = recording.gpu_ops.select("rank", beyond=beyond).group_by("rank").agg(pl.col("beyond").mean()).sort("rank")
+    return _beyond_peers(recording, dict(shares.iter_rows()))
 
 
 def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[tuple[int, float]]:
