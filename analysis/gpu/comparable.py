@@ -24,7 +24,7 @@ import polars as pl
 
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
-from tracekit.analysis.numeric.arrays import Floats, Ints, numbered, or_null
+from tracekit.analysis.numeric.arrays import Floats, Ints, or_null
 from tracekit.analysis.replay.graph_replay import Durations
 from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
@@ -132,14 +132,10 @@ def lost_in_words(lost: LostOps) -> str:
 
 def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
     """Ranks with unusually many GPU ops that outlast the start of the next one of their stream, and their share."""
-    ops = recording.gpu_ops
-    stream = numbered(ops["rank"], ops["device"], ops["stream"])
-    order = np.argsort(stream, kind="stable")
-    start, end = ops["start"].to_numpy()[order], (ops["start"] + ops["duration"]).to_numpy()[order]
-    beyond = (end[:-1] > start[1:] + NOISE_S) & (np.diff(stream[order]) == 0)
-    ranks, counts = np.unique(ops["rank"].to_numpy(), return_counts=True)
-    lasting = np.bincount(np.searchsorted(ranks, ops["rank"].to_numpy()[order][:-1][beyond]), minlength=len(ranks))
-    return _beyond_peers(recording, dict(zip(ranks.tolist(), (lasting / counts).tolist(), strict=True)))
+    following = pl.col("start").shift(-1).over("rank", "device", "stream")
+    beyond = (pl.col("start") + pl.col("duration") > following + NOISE_S).fill_null(value=False)
+    shares = recording.gpu_ops.select("rank", beyond=beyond).group_by("rank").agg(pl.col("beyond").mean()).sort("rank")
+    return _beyond_peers(recording, dict(shares.iter_rows()))
 
 
 def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[tuple[int, float]]:
@@ -406,18 +402,16 @@ def _longer_than_all(recording: GpuRecording) -> Iterator[str]:
 def _overtaking(recording: GpuRecording) -> Iterator[str]:
     """GPU ops that run before one of their stream that was launched earlier."""
     ops = recording.gpu_ops.filter(pl.col("launch").is_not_null())
-    launched = recording.calls["start"].gather(ops["launch"]).to_numpy()
-    start, rank = ops["start"].to_numpy(), ops["rank"].to_numpy()
-    stream = numbered(ops["rank"], ops["device"], ops["stream"])
-    order = np.lexsort((start, launched, stream))
-    later = (np.diff(stream[order]) == 0) & (np.diff(launched[order]) > 0)
-    before = rank[order][1:][later & (np.diff(start[order]) < -NOISE_S)]
-    for number, count in zip(*np.unique(before, return_counts=True), strict=True):
-        if count > _LARGEST_SHARE * (rank == number).sum():
-            yield (
-                f"rank {number}: {counted(int(count), 'GPU op')} ran before one of the same stream that was launched"
-                " earlier: its times are of several clocks, so neither idle time nor its reasons can be told"
-            )
+    launched = recording.calls["start"].gather(ops["launch"]).alias("launched")
+    launched_s, ran_s = (pl.col(name).diff().over("rank", "device", "stream") for name in ("launched", "start"))
+    ordered = ops.select("rank", "device", "stream", "start", launched).sort("launched", "start", maintain_order=True)
+    overtaking = ordered.select("rank", overtakes=(launched_s > 0) & (ran_s < -NOISE_S))
+    counts = overtaking.group_by("rank").agg(pl.col("overtakes").sum(), pl.len()).sort("rank")
+    for rank, count, _ in counts.filter(pl.col("overtakes") > _LARGEST_SHARE * pl.col("len")).iter_rows():
+        yield (
+            f"rank {rank}: {counted(count, 'GPU op')} ran before one of the same stream that was launched earlier: its"
+            " times are of several clocks, so neither idle time nor its reasons can be told"
+        )
 
 
 def _far_behind(recording: GpuRecording) -> Iterator[str]:

@@ -292,15 +292,12 @@ def _of_reason(reason: IdleReason, names: pl.Series, seconds: Floats) -> pl.Data
 
 def _waited_at(calls: pl.DataFrame, thread: Ints, times: Floats, wanted: Bools) -> Ints:
     """The one of `calls` that wait in which a thread waited for the GPU at a time, -1 for none, [times]."""
+    asked = pl.DataFrame({"thread": thread, "at": times}).with_row_index("gap").filter(pl.Series(wanted)).sort("at")
+    begun = calls.with_columns(end=pl.col("start") + pl.col("duration")).sort("start", maintain_order=True)
+    last = asked.join_asof(begun, left_on="at", right_on="start", by="thread", check_sortedness=False)
+    inside = last.filter(pl.col("end") >= pl.col("at"))
     waited_in = np.full(len(times), -1, np.int64)
-    rows, of_thread = calls["index"].to_numpy(), calls["thread"].to_numpy()
-    start, end = calls["start"].to_numpy(), (calls["start"] + calls["duration"]).to_numpy()
-    for thread_id in np.unique(thread[wanted]):
-        candidates, wanted_rows = np.flatnonzero(of_thread == thread_id), np.flatnonzero(wanted & (thread == thread_id))
-        candidates = candidates[np.argsort(start[candidates], kind="stable")]
-        place = np.searchsorted(start[candidates], times[wanted_rows], side="right") - 1
-        inside = (place >= 0) & (np.append(end[candidates], -np.inf)[place] >= times[wanted_rows])
-        waited_in[wanted_rows[inside]] = rows[candidates[place[inside]]]
+    waited_in[inside["gap"].to_numpy()] = inside["index"].to_numpy()
     return waited_in
 
 

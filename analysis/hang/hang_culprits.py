@@ -8,7 +8,7 @@ culprit if the others prove that it never came, or if nothing else explains thei
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -30,6 +30,9 @@ from tracekit.analysis.hang.wait_graph import SHOWN, Case, Mismatch, Sinks, find
 from tracekit.analysis.numeric.arrays import Int32s, adjacency
 from tracekit.trace.dumps import FlightRecord, Progress
 
+#: What waiting leads to.
+_Finding = HangCulprit | UndecidedStall
+
 
 def find_hang(record: FlightRecord) -> HangReport:
     """Find the ranks that hold others up, and why. Pure: dumps in, verdict out."""
@@ -39,30 +42,26 @@ def find_hang(record: FlightRecord) -> HangReport:
     mismatches = find_mismatches(record, rendezvous, case.hidden)
     explained = {int(case.stall[graph.world_size + mismatch.id]) for mismatch in mismatches}
     doubtful = set(rendezvous.doubtful)
-    differing = [(row, rank) for row in mismatches for rank in row.ranks if rank not in doubtful]
-    culprits = [_mismatched(case, mismatch, rank) for mismatch, rank in differing]
-    named = {culprit.rank for culprit in culprits}
-    ranks = [rank for rank in _proven(case, sinks) if rank in graph.broken or int(case.stall[rank]) not in explained]
-    culprits += [_stuck(case, rank) for rank in ranks if rank not in named]
-    undecided = [_in_doubt(case, rank) for rank in _doubtful(sinks, mismatches, doubtful)]
+    named = [(row, rank) for row in mismatches for rank in row.ranks if rank not in doubtful]
+    findings: list[_Finding] = [_mismatched(case, mismatch, rank) for mismatch, rank in named]
+
+    def is_open(node: int) -> bool:
+        return int(case.stall[node]) not in explained
+
+    stuck = {rank for rank in _proven(case, sinks) if rank in graph.broken or is_open(rank)}
+    findings += [_stuck(case, rank) for rank in sorted(stuck.difference(rank for _, rank in named))]
+    findings += [_in_doubt(case, rank) for rank in _doubtful(sinks, mismatches, doubtful)]
     for number in sinks.operations:
-        if int(case.stall[graph.world_size + number]) not in explained:
-            late, open_question = _not_reached(case, number)
-            culprits += late
-            undecided += open_question
+        if is_open(graph.world_size + number):
+            findings += _not_reached(case, number)
     for ring, number in sinks.unreceived.items():
-        if int(case.stall[ring[0]]) not in explained:
-            late, open_question = _out_of_order(case, ring, {True}), []
-            if not late:
-                late, open_question = _unreceived(case, number)
-            culprits += late
-            undecided += open_question
+        if is_open(ring[0]):
+            findings += _out_of_order(case, ring, {True}) or [_unreceived(case, number)]
     for ring in sinks.rings:
-        if int(case.stall[ring[0]]) not in explained:
-            out_of_order = _out_of_order(case, ring, {True, None})
-            culprits += out_of_order
-            undecided += [] if out_of_order else [_ring(case, ring)]
-    return report_of(case, [culprit for culprit in culprits if culprit.rank not in doubtful], undecided)
+        if is_open(ring[0]):
+            findings += _out_of_order(case, ring, {True, None}) or [_ring(case, ring)]
+    culprits = [row for row in findings if isinstance(row, HangCulprit) and row.rank not in doubtful]
+    return report_of(case, culprits, [row for row in findings if isinstance(row, UndecidedStall)])
 
 
 def _doubtful(sinks: Sinks, mismatches: list[Mismatch], doubtful: set[int]) -> list[int]:
@@ -234,45 +233,42 @@ def _mismatched(case: Case, mismatch: Mismatch, rank: int) -> HangCulprit:
     return _culprit(case, rank, StallClass.MISMATCH, mismatch.id, (evidence,))
 
 
-def _not_reached(case: Case, number: int) -> tuple[list[HangCulprit], list[UndecidedStall]]:
+def _not_reached(case: Case, number: int) -> Sequence[_Finding]:
     """The culprits of an operation that all have issued and none is late for: one rank's device has not begun it."""
     rows = case.rendezvous.members.filter(id=number, state=WAITS)
     where = case.place(number)
     if NOBODY in case.rendezvous.operations.select("source", "target").row(number):
-        return [], [
-            UndecidedStall(
-                tuple(rows["rank"]), where, "its peer is unknown: the dumps do not say which rank of the job it is"
-            )
-        ]
+        missing = "its peer is unknown: the dumps do not say which rank of the job it is"
+        return [UndecidedStall(tuple(rows["rank"]), where, missing)]
     hidden = case.hidden.filter(id=number)["rank"].to_list()
     if hidden:
         missing = f"what {_ranks(hidden)} called is damaged in the dump: the calls may differ"
-        return [], [UndecidedStall(tuple(sorted(rows["rank"])), where, missing)]
+        return [UndecidedStall(tuple(sorted(rows["rank"])), where, missing)]
     if rows.height == 1:
         alone = int(rows["rank"][0])
-        return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))], []
+        return [_culprit(case, alone, StallClass.DEVICE, number, (f"{where} needs nobody else",))]
     started = rows.filter(progress=int(Progress.STARTED))["rank"].to_list()
     scheduled = rows.filter(progress=int(Progress.SCHEDULED))["rank"].to_list()
     if started and scheduled:
         evidence = f"{where} has started on {_ranks(started)} and not here"
-        return [_culprit(case, rank, StallClass.DEVICE, number, (evidence,)) for rank in scheduled], []
+        return [_culprit(case, rank, StallClass.DEVICE, number, (evidence,)) for rank in scheduled]
     ranks = tuple(sorted({*started, *scheduled}))
     if started:
         missing = "it has started on all of them: the logs of their network cards and switches would tell"
-        return [], [UndecidedStall(ranks, where, missing)]
+        return [UndecidedStall(ranks, where, missing)]
     if jumped := _jumped_over(case, number, rows):
-        return [], [UndecidedStall(ranks, where, jumped, alike=True)]
+        return [UndecidedStall(ranks, where, jumped, alike=True)]
     dumps = case.record.dumps
     if all(rank in dumps and dumps[rank].starts for rank in ranks):
         missing = (
             f"{where} is enqueued on all of them and has started on none, while starts are recorded: what runs before"
             " it on their streams holds it up, such as a kernel that does not end, or an event that is never recorded"
         )
-        return [], [UndecidedStall(ranks, where, missing, alike=True)]
+        return [UndecidedStall(ranks, where, missing, alike=True)]
     missing = (
         "all have issued it, and which device has not begun it is not recorded: run with TORCH_NCCL_ENABLE_TIMING=1"
     )
-    return [], [UndecidedStall(ranks, where, missing)]
+    return [UndecidedStall(ranks, where, missing)]
 
 
 def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
@@ -292,7 +288,7 @@ def _jumped_over(case: Case, number: int, rows: pl.DataFrame) -> str | None:
     )
 
 
-def _unreceived(case: Case, number: int) -> tuple[list[HangCulprit], list[UndecidedStall]]:
+def _unreceived(case: Case, number: int) -> _Finding:
     """A send whose target is stuck elsewhere. If the target's dump does not show its finished operations, the target
     may have received, and the sender's device may be stuck.
     """
@@ -302,9 +298,9 @@ def _unreceived(case: Case, number: int) -> tuple[list[HangCulprit], list[Undeci
         missing = (
             f"whether rank {target} has received it is not recorded: dump with finished operations, or group status"
         )
-        return [], [UndecidedStall((source, target), case.place(number), missing)]
+        return UndecidedStall((source, target), case.place(number), missing)
     evidence = f"rank {source} sends to it and it has posted no receive; it waits for rank {source} elsewhere"
-    return [_culprit(case, target, StallClass.PARTNER, number, (evidence,))], []
+    return _culprit(case, target, StallClass.PARTNER, number, (evidence,))
 
 
 def _out_of_order(case: Case, ring: tuple[int, ...], accepted: set[bool | None]) -> list[HangCulprit]:

@@ -351,10 +351,6 @@ def _ops_of_graph(job: GraphSubject, works: Works) -> Ops:
     return Ops(job.replay, works, cost_s, gpu, replica.astype(np.int64), [block.op for block in graph.blocks], SetOps)
 
 
-def _ops_of_recording(job: RecordingSubject) -> Ops:
-    return _ops_of_graph(job, works_of(job.ops, job.replay.cost_of_ops))
-
-
 def _ops_of_trace(job: GraphSubject) -> Ops:
     """The ops of a trace: their work by the parts of a rank's time, their kinds, and the names of kernels."""
     part = np.full(job.ops.height, None, object)
@@ -400,6 +396,9 @@ def _ops_of_pipeline(job: PipelineSubject) -> Ops:
 #: How each kind of job is scaled, and how its ops are read.
 _OF_KIND: dict[type[Subject], tuple[type[Hardware], Callable[[Any], Ops]]] = {
     GraphSubject: (Hardware, _ops_of_trace),
-    RecordingSubject: (HardwareOfRecording, _ops_of_recording),
+    RecordingSubject: (
+        HardwareOfRecording,
+        lambda job: _ops_of_graph(job, works_of(job.ops, job.replay.cost_of_ops)),
+    ),
     PipelineSubject: (Hardware, _ops_of_pipeline),
 }

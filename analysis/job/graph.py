@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 from msgspec import structs
 
 from tracekit.analysis.attribution.critical_path import critical_path
@@ -33,7 +34,7 @@ from tracekit.report.questions import Question
 from tracekit.trace.op import GpuRecording, OpTrace
 
 if TYPE_CHECKING:
-    from tracekit.trace.chrome import OpTimeline
+    from tracekit.trace.chrome import DrawnTimeline
 
 #: Labels by which a report attributes by default, if the job has them with more than one value.
 USUAL_LABELS = ("kind", "phase", "stream", "host", "group")
@@ -138,7 +139,7 @@ class OfGraph(Job):
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""
-        from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
+        from tracekit.trace.chrome import MOST_SLICES, DrawnTimeline, write_op_chrome
 
         ops, drawn_ops = self.ops.ops, np.ones(self.ops.ops.height, np.bool_)
         label = next((name for name in ("profiler_step", "step") if name in ops.columns), None)
@@ -161,23 +162,24 @@ class OfGraph(Job):
             self.ops.name,
             ops.filter(drawn_ops),
             [
-                OpTimeline(timeline.name, timeline.start[drawn_ops], timeline.duration[drawn_ops],
-                           place[timeline.critical_path[drawn_ops[timeline.critical_path]]])
+                DrawnTimeline(timeline.name, timeline.slices.filter(drawn_ops),
+                              place[timeline.critical_path[drawn_ops[timeline.critical_path]]])
                 for timeline in drawn
             ],
         )  # fmt: skip
         return Exported(len({*marked} & {*(marked if steps is None else steps)}), len(marked), written)
 
-    def _timeline(self, name: str, changes: Changes) -> OpTimeline:
+    def _timeline(self, name: str, changes: Changes) -> DrawnTimeline:
         """When each op ran in a replay, and the critical path; for `recorded`, in the recording."""
-        from tracekit.trace.chrome import OpTimeline
+        from tracekit.trace.chrome import DrawnTimeline
 
         graph, path = self.graph, critical_path(self.replay, changes)
         start, end = graph.ops.start, graph.ops.start + graph.ops.duration
         if changes is not RECORDED:
             drawn = timelines(self.replay, changes)
             start, end = (graph.of_ops([getattr(line, name) for line in drawn]) for name in ("start", "end"))
-        return OpTimeline(name, start, end - start, path.ops_of([block.op for block in graph.blocks]))
+        times = pl.DataFrame({"start": start, "duration": end - start})
+        return DrawnTimeline(name, times, path.ops_of([block.op for block in graph.blocks]))
 
     def _usual_labels(self) -> list[str]:
         wanted = ("rank", *self.graph.ops.mesh.axes, *USUAL_LABELS)

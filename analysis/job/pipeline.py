@@ -112,16 +112,16 @@ class PipelineJob(Job):
         from tracekit.analysis.attribution.critical_path import critical_ops
         from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED
         from tracekit.analysis.whatif.timeline import timeline_frame
-        from tracekit.trace.chrome import ExportedTimeline, write_chrome
+        from tracekit.trace.chrome import write_chrome
 
         replay = self.replay.only_steps(self._steps_to_draw() if steps is None else steps)
         drawn = [int(step) for step in replay.graph.steps]
         recorded = self.trace.ops.filter(pl.col("step").is_in(drawn))  # includes lanes that cannot be replayed
-        timelines = (
-            ExportedTimeline("recorded", recorded, critical_ops(replay, RECORDED)),
-            ExportedTimeline("original", timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
-            ExportedTimeline("ideal", timeline_frame(replay, IDEAL), critical_ops(replay, IDEAL)),
-        )
+        timelines = {
+            "recorded": (recorded, critical_ops(replay, RECORDED)),
+            "original": (timeline_frame(replay, ORIGINAL), critical_ops(replay, ORIGINAL)),
+            "ideal": (timeline_frame(replay, IDEAL), critical_ops(replay, IDEAL)),
+        }
         slices = write_chrome(path, timelines, self.trace.worker_ranks(), self.trace.name)
         return Exported(steps=len(replay.graph.steps), steps_in_job=len(self.replay.graph.steps), slices=slices)
 

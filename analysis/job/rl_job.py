@@ -186,7 +186,7 @@ class RlJob(Job):
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`: the recorded timeline alone."""
-        from tracekit.trace.chrome import MOST_SLICES, OpTimeline, write_op_chrome
+        from tracekit.trace.chrome import MOST_SLICES, DrawnTimeline, write_op_chrome
 
         ops, marked = self.trace.ops, self.trace.steps.tolist()
         chosen = ops if steps is None else ops.filter(ops["step"].is_in(list(steps)))
@@ -196,8 +196,7 @@ class RlJob(Job):
             )
         if chosen.height > MOST_SLICES:
             raise SelectionError(f"{chosen.height:,} slices are too many for a browser; choose fewer --steps")
-        times = chosen["start"].to_numpy(), chosen["duration"].to_numpy()
-        recorded = OpTimeline("recorded", *times, np.zeros(0, np.int64))
+        recorded = DrawnTimeline("recorded", chosen.select("start", "duration"), np.zeros(0, np.int64))
         written = write_op_chrome(path, self.trace.name, chosen, [recorded])
         return Exported(chosen["step"].n_unique(), len(marked), written)
 

@@ -52,11 +52,8 @@ def read_flight_records(directory: Path) -> FlightRecord:
     Raises FormatError if the folder has none that can be read, has two of one rank, or dumps of different jobs.
     """
     files = _files(directory)
-    columns = DumpRows()
-    dumps: dict[int, RankDump] = {}
-    notes: list[str] = []
-    worlds: dict[int, int] = {}
-    dump_times_ns: list[int] = []
+    rows = DumpRows()
+    dumps, notes = rows.dumps, rows.notes
     with no_garbage_collection(), bounded_memory():
         for path in files:
             rank = _rank_of(path.name)
@@ -73,14 +70,14 @@ def read_flight_records(directory: Path) -> FlightRecord:
                     f"{directory}: {short(dumps[rank].source)} and {short(path.name)} are both dumps of rank"
                     f" {rank}; keep only the dumps of one attempt in the folder"
                 )
-            dumps[rank] = _add_dump(columns, rank, path.name, dump, worlds, dump_times_ns, notes)
+            dumps[rank] = _add_dump(rows, rank, path.name, dump)
     if all(dump.problem is not None for dump in dumps.values()):
         reason = next(iter(notes), "no file is a dump")
         raise FormatError(
             f"{directory}: no readable flight-recorder dump ({reason}); expected one file per rank, such as"
             " nccl_trace_rank_0; TORCH_FR_DUMP_TEMP_FILE says where PyTorch writes them"
         )
-    return _record(directory, columns, dumps, worlds, max(dump_times_ns, default=None), notes)
+    return _record(directory, rows)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -105,19 +102,11 @@ def _stated_rank(dump: Mapping[str, Any], named: int | None) -> int:
     return rank
 
 
-def _add_dump(
-    columns: DumpRows,
-    rank: int,
-    name: str,
-    dump: dict[str, Any],
-    worlds: dict[int, int],
-    dump_times_ns: list[int],
-    notes: list[str],
-) -> RankDump:
-    """Add one dump to the columns; a dump whose groups have unexpected types counts as damaged."""
-    config = dump.get("pg_config") or {}
+def _add_dump(rows: DumpRows, rank: int, name: str, dump: dict[str, Any]) -> RankDump:
+    """Add one dump; a dump whose groups have unexpected types counts as damaged."""
+    config, notes = dump.get("pg_config") or {}, rows.notes
     try:
-        groups = columns.groups.add(rank, config)
+        groups = rows.groups.add(rank, config)
         default = [about for about in config.values() if about.get("desc") == "default_pg"]
         stated = [str(about["ranks"]) for about in default if "..." not in about["ranks"]]
         world = max((ranks.count(",") + 1 for ranks in stated), default=0)
@@ -126,14 +115,14 @@ def _add_dump(
         notes.append(f"{short(name)} {reason}")
         return RankDump(name, reason, doubt=reason)
     if world > 1:
-        worlds[rank] = world
+        rows.worlds[rank] = world
     entries = checked_entries(dump["entries"])
     if dump["entries"] and not entries.entries:
         reason = f"is damaged: {entries.left_out[0]}; none of its {len(dump['entries'])} entries can be used"
         notes.append(f"{short(name)} {reason}")
         return RankDump(name, reason, doubt=reason)
-    places = add_operations(columns, rank, entries.entries, groups)
-    odd_status = add_statuses(columns, rank, dump.get("pg_status") or {}, groups, places)
+    places = add_operations(rows, rank, entries.entries, groups)
+    odd_status = add_statuses(rows, rank, dump.get("pg_status") or {}, groups, places)
     if entries.restarted:
         notes.append(
             f"{short(name)}: sequence numbers of a group start again (a restart); older operations are left out"
@@ -149,7 +138,7 @@ def _add_dump(
     about = dump.get("tracekit")
     about = about if isinstance(about, dict) else {}
     if (taken_ns := whole_number(about.get("taken_ns"))) is not None:
-        dump_times_ns.append(taken_ns)
+        rows.taken_ns = max(rows.taken_ns or 0, taken_ns)
     stack = about.get("stack")
     return RankDump(
         name,
@@ -180,17 +169,10 @@ def _text(value: Any) -> str | None:
     return None if value is None else printable(str(value))[:LONGEST_TEXT]
 
 
-def _record(
-    directory: Path,
-    columns: DumpRows,
-    dumps: dict[int, RankDump],
-    worlds: dict[int, int],
-    taken_ns: int | None,
-    notes: list[str],
-) -> FlightRecord:
-    sizes = sorted(set(worlds.values()))
+def _record(directory: Path, rows: DumpRows) -> FlightRecord:
+    dumps, sizes = rows.dumps, sorted(set(rows.worlds.values()))
     if len(sizes) > 1:
-        ranks = [next(rank for rank, world in worlds.items() if world == size) for size in sizes[:2]]
+        ranks = [next(rank for rank, world in rows.worlds.items() if world == size) for size in sizes[:2]]
         raise FormatError(
             f"{directory}: dumps of different jobs: rank {ranks[0]} is in a job of {sizes[0]} ranks, rank {ranks[1]} in"
             f" one of {sizes[1]}; keep only the dumps of one job in the folder"
@@ -204,12 +186,15 @@ def _record(
     absent = set(range(sizes[0] if sizes else max(dumps) + 1)) - {
         rank for rank, dump in dumps.items() if dump.problem is None
     }
-    groups, places = columns.groups.finish(absent)
-    operations = pl.DataFrame(columns.operations, schema=OPERATIONS, orient="row")
+    groups, places = rows.groups.finish(absent)
     to_place = pl.Series([places[number] for number in range(len(places))], dtype=pl.Int32)
-    operations = operations.with_columns(to_place.gather(operations["group"]).alias("group"))
-    statuses = pl.DataFrame(columns.statuses, schema=STATUSES, orient="row")
-    statuses = statuses.with_columns(to_place.gather(statuses["group"]).alias("group"))
+    operations, statuses = (
+        table.with_columns(group=to_place.gather(table["group"]))
+        for table in (
+            pl.DataFrame(rows.operations, schema=OPERATIONS, orient="row"),
+            pl.DataFrame(rows.statuses, schema=STATUSES, orient="row"),
+        )
+    )
     operations = _with_ranks(operations, groups)
     if sizes:  # ranks beyond the job are no peers
         operations = operations.with_columns(
@@ -223,8 +208,8 @@ def _record(
         operations=operations,
         statuses=statuses,
         dumps=dumps,
-        taken_ns=taken_ns,
-        notes=(*notes, *_far_apart(operations)),
+        taken_ns=rows.taken_ns,
+        notes=(*rows.notes, *_far_apart(operations)),
     )
 
 
@@ -409,15 +394,21 @@ _NOT_THE_PROGRAM = re.compile(
 
 @dataclass(slots=True)
 class DumpRows:
-    """Collects rows of `OPERATIONS` and `STATUSES`; groups are positions in the `GroupTable`."""
+    """Collects what dumps say: rows of `OPERATIONS` and `STATUSES`, whose groups are positions in the `GroupTable`;
+    `worlds`: the number of ranks of the job by rank; `taken_ns`: when the last dump was taken, None if none says so.
+    """
 
     operations: list[tuple[Any, ...]] = field(default_factory=list)
     statuses: list[tuple[int, int, int, int]] = field(default_factory=list)
     groups: GroupTable = field(default_factory=GroupTable)
     transfers: dict[str, tuple[bool, int, int] | None] = field(default_factory=dict)
+    dumps: dict[int, RankDump] = field(default_factory=dict)
+    worlds: dict[int, int] = field(default_factory=dict)
+    taken_ns: int | None = None
+    notes: list[str] = field(default_factory=list)
 
 
-def add_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
+def add_operations(rows: DumpRows, rank: int, entries: list[Entry], groups: dict[str, int]) -> dict[int, int]:
     """Add rows for the entries of a rank; return the group of each `pg_id` in them."""
     places: dict[int, int] = {}
     # The parts of a coalesced call have no state of their own; the closing entry has it for all.
@@ -429,7 +420,7 @@ def add_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: d
         named, description = entry.group
         group = groups.get(named)
         if group is None:
-            group = groups[named] = columns.groups.add_named(rank, named, description)
+            group = groups[named] = rows.groups.add_named(rank, named, description)
         if entry.pg_id >= 0:
             places[entry.pg_id] = group
         call, counted = (entry.pg_id, entry.sequence), (*entry.counted, entry.sequence)
@@ -443,15 +434,15 @@ def add_operations(columns: DumpRows, rank: int, entries: list[Entry], groups: d
             if call in calls:
                 continue  # further parts of one coalesced call
             calls.add(call)
-        columns.operations.append(_row(columns, rank, group, finished, entry))
+        rows.operations.append(_row(rows, rank, group, finished, entry))
     return places
 
 
-def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:
+def _row(rows: DumpRows, rank: int, group: int, finished: bool, entry: Entry) -> tuple[Any, ...]:
     """Build one row; peers of a transfer are still numbers within the group, which `_record` turns into ranks."""
     sizes = entry.raw.get("input_sizes") or []
     source, target = -1, -1
-    if entry.p2p and (ends := _transfer(columns, entry.name)) is not None:
+    if entry.p2p and (ends := _transfer(rows, entry.name)) is not None:
         sends, own, other = ends
         source, target = (own, other) if sends else (other, own)
     progress = Progress.STARTED if entry.started else Progress.SCHEDULED
@@ -475,14 +466,14 @@ def _row(columns: DumpRows, rank: int, group: int, finished: bool, entry: Entry)
     )
 
 
-def _transfer(columns: DumpRows, name: str) -> tuple[bool, int, int] | None:
+def _transfer(rows: DumpRows, name: str) -> tuple[bool, int, int] | None:
     """Return (sends, this rank, its peer), as numbered in the name."""
-    if name not in columns.transfers:
+    if name not in rows.transfers:
         match = _TRANSFER.search(name)
-        columns.transfers[name] = None
+        rows.transfers[name] = None
         if match is not None and max(own := int(match.group(2)), peer := int(match.group(3))) < MOST_RANKS:
-            columns.transfers[name] = "send" in match.group(1), own, peer
-    return columns.transfers[name]
+            rows.transfers[name] = "send" in match.group(1), own, peer
+    return rows.transfers[name]
 
 
 def _call_site(frames: Any) -> str | None:
@@ -495,7 +486,7 @@ def _call_site(frames: Any) -> str | None:
 
 
 def add_statuses(
-    columns: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
+    rows: DumpRows, rank: int, statuses: Any, groups: dict[str, int], places: dict[int, int]
 ) -> str | None:
     """Add the statuses, which are kept by the group's number in the process; return their impossible values.
 
@@ -510,7 +501,7 @@ def add_statuses(
     agrees = len(checked) == len(names) and all(in_order.get(number) == place for number, place in places.items())
     for number, place in (in_order if agrees else places).items():
         if number in checked:
-            columns.statuses.append((rank, place, *checked[number]))
+            rows.statuses.append((rank, place, *checked[number]))
     return None
 
 

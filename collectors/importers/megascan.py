@@ -21,7 +21,6 @@ from tracekit.base.errors import FormatError
 from tracekit.base.paths import read_whole
 from tracekit.base.stderr import say
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.importers.sniff import MEGASCAN_FILE
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit
@@ -91,12 +90,11 @@ class _Scope(Struct, frozen=True):
     attributes: dict[str, Any]
 
 
-def read_ranks(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_ranks(path: Path) -> Trace:
     """The trace; positions are in the names of the files.
 
     Raises FormatError with the record that is damaged, or with the files that are missing.
     """
-    refuse_options(path, layout, unit, "a folder of MegaScan")
     if not path.is_dir():
         raise FormatError(f"{path}: one rank of MegaScan; give the folder that has the files of all ranks")
     matches = {file: MEGASCAN_FILE.fullmatch(file.name) for file in sorted(path.iterdir())}
@@ -119,9 +117,8 @@ def read_ranks(path: Path, *, layout: Path | None = None, unit: TimeUnit | None 
     return _trace(scopes, path, "megascan", TimeUnit.NS)
 
 
-def read_aggregated(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_aggregated(path: Path) -> Trace:
     """The trace; positions are in its events. Raises FormatError with the event that is damaged."""
-    refuse_options(path, layout, unit, "a trace of MegaScan")
     events: defaultdict[tuple[int, int], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
     for number, event in enumerate(_records(path)):
         if event.get("ph") != "M":

@@ -26,7 +26,6 @@ import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import encodable
-from tracekit.collectors.importers.formats import refuse_options
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit, is_size
 
@@ -61,9 +60,8 @@ class _Log:
     torn_lines: int = 0
 
 
-def read_inspector(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_inspector(path: Path) -> Trace:
     """The trace of the collective that took longest in total. Raises FormatError with file and line."""
-    refuse_options(path, layout, unit, "a log of the NCCL Inspector")
     log = _Log([], Counter(), {})
     for file in sorted(entry for entry in path.glob("*.log") if entry.is_file()) if path.is_dir() else [path]:
         _read_file(file, log)

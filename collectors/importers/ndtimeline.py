@@ -12,15 +12,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from tracekit.base.errors import FormatError
 from tracekit.base.text import quoted
-from tracekit.collectors.importers.formats import refuse_options
 from tracekit.collectors.merge.record_times import FUSED_TRANSFERS, cut_steps
 from tracekit.trace.canonical import UNIT_KEY, Trace
 from tracekit.trace.model import Layout, OpKind, TimeUnit
@@ -54,23 +52,17 @@ _SCHEMA = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _TimedMetric:
-    """One timed metric of one rank; seconds since the epoch."""
+class _TimedMetric(NamedTuple):
+    """One timed metric. `place`: step, rank, dp_rank, pp_rank, tp_rank; `start_s`: seconds since the epoch."""
 
     metric: str
-    step: int
-    rank: int
-    dp_rank: int
-    pp_rank: int
-    tp_rank: int
+    place: tuple[int, ...]
     start_s: float
     duration_s: float
 
 
-def read_raw_log(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_raw_log(path: Path) -> Trace:
     """The trace; sizes are in the log. Raises FormatError with the line that cannot be read."""
-    refuse_options(path, layout, unit, "an NDTimeline file")
     sizes: dict[str, int] = {}
     events = list(_raw_events(path, sizes))
     if not events:
@@ -84,18 +76,13 @@ def read_raw_log(path: Path, *, layout: Path | None = None, unit: TimeUnit | Non
     return _trace(events, job, path, "ndtimeline", TimeUnit.S)
 
 
-def read_trace_file(path: Path, *, layout: Path | None = None, unit: TimeUnit | None = None) -> Trace:
+def read_trace_file(path: Path) -> Trace:
     """The trace; sizes are the largest ranks seen. Raises FormatError with the event that cannot be read."""
-    refuse_options(path, layout, unit, "an NDTimeline file")
     events = list(_chrome_events(path))
     if not events:
         raise FormatError(f"{path}: no complete event (ph X) with rank, step and pp in its args")
-    job = Layout(
-        dp=1 + max(event.dp_rank for event in events),
-        pp=1 + max(event.pp_rank for event in events),
-        tp=1 + max(event.tp_rank for event in events),
-    )
-    return _trace(events, job, path, "ndtimeline-chrome", TimeUnit.US)
+    _, _, dp, pp, tp = (1 + max(numbers) for numbers in zip(*(event.place for event in events), strict=True))
+    return _trace(events, Layout(dp=dp, pp=pp, tp=tp), path, "ndtimeline-chrome", TimeUnit.US)
 
 
 def _raw_events(path: Path, sizes: dict[str, int]) -> Iterator[_TimedMetric]:
@@ -127,17 +114,9 @@ def _line_events(match: re.Match[str], place: dict[str, int], where: str) -> Ite
             if rest or last <= first:
                 raise FormatError(f"{where}: {len(durations)} parts do not spread evenly over the steps {first}:{last}")
             steps = [first + position // per_step for position in range(len(durations))]
+        ranks = [place[name] for name in ("rank", "dp_rank", "pp_rank", "tp_rank")] if durations else []
         for step, start, duration in zip(steps, starts, durations, strict=True):
-            yield _TimedMetric(
-                match["metric"],
-                int(step),
-                place["rank"],
-                place["dp_rank"],
-                place["pp_rank"],
-                place["tp_rank"],
-                float(start),
-                float(duration),
-            )
+            yield _TimedMetric(match["metric"], (int(step), *ranks), float(start), float(duration))
     except (ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{where}: damaged ({quoted(error)}); delete the line") from None
 
@@ -152,16 +131,9 @@ def _chrome_events(path: Path) -> Iterator[_TimedMetric]:
             if event.get("ph") != "X":
                 continue
             args = event["args"]
-            yield _TimedMetric(
-                str(event["name"]),
-                int(args["step"]),
-                int(args["rank"]),
-                int(event["pid"]),
-                int(args["pp"]),
-                int(args["tp"]),
-                float(event["ts"]) / 1e6,
-                float(event["dur"]) / 1e6,
-            )
+            name, place = str(event["name"]), (args["step"], args["rank"], event["pid"], args["pp"], args["tp"])
+            start_s, duration_s = float(event["ts"]) / 1e6, float(event["dur"]) / 1e6
+            yield _TimedMetric(name, tuple(map(int, place)), start_s, duration_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
                 f"{path}, event {number}: damaged ({quoted(error)}); expected name, ts, dur, pid, args"
@@ -174,14 +146,14 @@ def _trace(events: list[_TimedMetric], layout: Layout, path: Path, form: str, un
     other: Counter[str] = Counter()
     for event in events:
         kinds = METRICS.get(event.metric, ())
-        if event.tp_rank or event.step < 0:
+        step, *_, tp_rank = event.place
+        if tp_rank or step < 0:
             continue
         if not kinds:
             other[event.metric] += 1
         start_ns = round(event.start_s * 1e9)
         end_ns = start_ns + round(event.duration_s * 1e9)
-        place = (event.step, event.rank, event.dp_rank, event.pp_rank, event.tp_rank)
-        rows += [(*place, str(kind), start_ns, end_ns) for kind in kinds]
+        rows += [(*event.place, str(kind), start_ns, end_ns) for kind in kinds]
     if not rows:
         raise FormatError(f"{path}: none of its metrics is an op kind tracekit knows: {', '.join(sorted(other)[:8])}")
     null = pl.lit(None, pl.Int32)

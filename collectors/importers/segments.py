@@ -10,7 +10,6 @@ from pathlib import Path
 from tracekit.base.errors import FormatError, LayoutError
 from tracekit.base.stderr import say
 from tracekit.base.text import printable
-from tracekit.collectors.importers.formats import refuse_unit
 from tracekit.collectors.importers.published import read_mapping
 from tracekit.collectors.merge.merge import MergedAttempt, merge_attempt, merge_run
 from tracekit.collectors.merge.placement import LayoutOptions
@@ -31,7 +30,8 @@ def read_segments(path: Path, *, layout: Path | None = None, unit: TimeUnit | No
     `layout`: YAML with those of `STATED_SIZES` that the ranks did not record. Raises FormatError, TraceError or
     LayoutError.
     """
-    refuse_unit(path, unit, "a folder of `tracekit collect`")
+    if unit is not None:
+        raise FormatError(f"{path}: a folder of `tracekit collect` fixes the unit of its times; leave out --unit")
     if not is_run_directory(path):
         raise FormatError(f"{path}: not a folder of `tracekit collect --segments`; it has no run.json")
     run = read_run(path)

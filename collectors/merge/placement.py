@@ -8,6 +8,7 @@ pipeline stages with the groups that reduced gradients. If ranks disagree, the e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,12 +129,7 @@ def place_ranks(facts: Iterable[RankFacts], options: LayoutOptions | None = None
     world_size = ranks[0].world_size  # who saw another one was left out when the attempt was read
     _check_loops(ranks)
     chosen = options or LayoutOptions()
-    placed = (
-        _from_options(ranks, world_size, chosen)
-        or _from_meshes(ranks, world_size)
-        or _from_megatron(ranks, world_size)
-        or _from_groups(ranks, world_size)
-    )
+    placed = _from_options(ranks, world_size, chosen) or _from_job(ranks, world_size)
     sizes = placed.sizes or _largest(placed.places)
     _check_distinct(placed, sizes, world_size)
     vpp = chosen.vpp or _chunks(ranks, sizes["pp"])
@@ -161,7 +157,9 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     """Places by arithmetic, tp fastest, then dp, then pp, as Megatron orders ranks; None without options."""
     if options.dp is None and options.pp is None and options.tp is None:
         return None
-    base = _from_job(ranks, world_size)
+    base = None
+    with suppress(LayoutError):  # facts that conflict or are missing are what the options are for
+        base = _from_job(ranks, world_size)
     stated = {word: getattr(options, word) for word in ("dp", "pp", "tp") if getattr(options, word) is not None}
     sizes_of_base = (base.sizes or _largest(base.places)) if base is not None else {}
     if base is not None and all(sizes_of_base[word] == size for word, size in stated.items()):
@@ -177,12 +175,9 @@ def _from_options(ranks: list[RankFacts], world_size: int, options: LayoutOption
     return _Arrangement(places, "options (tp fastest, then dp, then pp)", {"dp": dp, "pp": pp, "tp": tp, "cp": 1})
 
 
-def _from_job(ranks: list[RankFacts], world_size: int) -> _Arrangement | None:
-    """Places from the facts of the job; None if they conflict or are missing, which is what the options are for."""
-    try:
-        return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
-    except LayoutError:
-        return None
+def _from_job(ranks: list[RankFacts], world_size: int) -> _Arrangement:
+    """Places from the facts of the job. Raises LayoutError if they conflict or are missing."""
+    return _from_meshes(ranks, world_size) or _from_megatron(ranks, world_size) or _from_groups(ranks, world_size)
 
 
 def _largest(places: Mapping[int, MeshPlace]) -> dict[str, int]:
@@ -212,20 +207,15 @@ def _from_meshes(ranks: list[RankFacts], world_size: int) -> _Arrangement | None
             f"{ranks_text(others)} built a device mesh other than {usual.shown}, which the rest built; start them with"
             f" the same parallel sizes, or {STATE_THEM}"
         )
-    places = {}
-    for position, rank in enumerate(usual.members):
-        coordinate = dict.fromkeys(WORDS, 0)
-        rest = position
-        stride = dict.fromkeys(WORDS, 1)
-        for name, size in zip(reversed(usual.names), reversed(usual.shape), strict=True):
-            word = DIMENSION_WORDS[name]
-            coordinate[word] += rest % size * stride[word]
-            stride[word] *= size
-            rest //= size
-        places[rank] = MeshPlace(**coordinate)
+    places, words = {}, [DIMENSION_WORDS[name] for name in usual.names]
     sizes = dict.fromkeys(WORDS, 1)
-    for name, size in zip(usual.names, usual.shape, strict=True):
-        sizes[DIMENSION_WORDS[name]] *= size
+    for word, size in zip(words, usual.shape, strict=True):
+        sizes[word] *= size
+    for rank, indices in zip(usual.members, np.ndindex(usual.shape), strict=True):
+        coordinate = dict.fromkeys(WORDS, 0)
+        for word, size, index in zip(words, usual.shape, indices, strict=True):
+            coordinate[word] = coordinate[word] * size + index
+        places[rank] = MeshPlace(**coordinate)
     return _Arrangement(places, f"device mesh ({', '.join(usual.names)})", sizes)
 
 

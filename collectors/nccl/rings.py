@@ -157,11 +157,9 @@ def operations(ring: NcclRing, timed: pl.DataFrame | None = None) -> pl.DataFram
     """
     number = ring.slots["number"]
     starts = frame(ring.slots[(ring.slots["action"] == START) & ((number == COLLECTIVE) | (number == P2P))])
-    names = pl.DataFrame({"number": range(len(ring.names)), "text": ring.names}, schema_overrides={"number": pl.UInt8})
-    for column in ("function", "data_type", "algorithm", "protocol"):
-        text = names.rename({"number": column, "text": f"{column}_text"})
-        starts = starts.join(text, on=column, how="left", maintain_order="left").drop(column)
-        starts = starts.rename({f"{column}_text": column})
+    numbered = pl.col("function", "data_type", "algorithm", "protocol")
+    names = dict(enumerate(ring.names))
+    starts = starts.with_columns(numbered.replace_strict(names, default=None, return_dtype=pl.String))
     rows = [(index, group.id, group.ranks, group.rank) for index, group in enumerate(ring.communicators)]
     communicators = pl.DataFrame(rows, schema=_COMMUNICATORS, orient="row")
     timed = channels(ring) if timed is None else timed

@@ -226,12 +226,7 @@ def jobs_in(path: Path) -> list[Path]:
     jobs = [path / job.relative_to(folder) for job in sorted(jobs_below(folder, Search(path)))]
     stores = {parent for job in jobs for parent in job.parents if is_store_folder(parent)}
     jobs = [job for job in jobs if stores.isdisjoint(job.parents)] or jobs
-    return [path] if jobs and all(map(_is_profile, jobs)) else jobs
-
-
-def _is_profile(path: Path) -> bool:
-    source = with_content(Content.TRACE, Look(path))
-    return source is not None and source.name in GPU_FORMATS
+    return [path] if jobs and all(are_one_job([job]) for job in jobs) else jobs
 
 
 def only_job(path: Path) -> Path:

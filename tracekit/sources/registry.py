@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay import Method
     from tracekit.store.catalogue_rows import AnyTrace
     from tracekit.trace.canonical import Trace
-    from tracekit.trace.op import OpTrace
 
 _Sentence = Callable[[Look, Content], str]
 #: Files that mark folders of tracekit.
@@ -213,19 +212,24 @@ def job_of(trace: AnyTrace, method: Method | str = "tracekit") -> PipelineJob | 
     return PipelineJob(trace, Method(method))
 
 
-def _reading(reader: str | Callable[..., AnyTrace]) -> Callable[[Sequence[Path], ReadOptions], Job]:
+def _reading(reader: str | Callable[..., AnyTrace], form: str = "") -> Callable[[Sequence[Path], ReadOptions], Job]:
     """Read one path as the job of a trace. `reader`: takes a path, `layout` and `unit`; as text, a module below
-    `importers` and its function, which are imported then.
+    `tracekit` and its function, which are imported then. `form`: the name of a format that states sizes and units
+    itself, whose reader takes a path alone.
     """
 
     def read(paths: Sequence[Path], options: ReadOptions) -> Job:
         (path,) = paths
         with one_error(path):
+            if form and options.layout is not None:
+                raise FormatError(f"{path}: {form} carries its layout; leave out --layout")
+            if form and options.unit is not None:
+                raise FormatError(f"{path}: {form} fixes the unit of its times; leave out --unit")
             function = reader
             if isinstance(function, str):
-                module, _, name = function.partition(".")
-                function = getattr(import_module(f"tracekit.collectors.importers.{module}"), name)
-            trace = function(path, layout=options.layout, unit=options.unit)
+                module, _, name = function.rpartition(".")
+                function = getattr(import_module(f"tracekit.{module}"), name)
+            trace = function(path) if form else function(path, layout=options.layout, unit=options.unit)
         return job_of(trace, options.method or "tracekit")
 
     return read
@@ -252,13 +256,6 @@ def read_published(path: Path, *, layout: Path | None, unit: TimeUnit | None) ->
     if layout is None:
         raise FormatError(f"{path}: a published trace needs its layout; add --layout meta.yaml")
     return read(path, layout, unit=unit)
-
-
-def read_ops(path: Path, **_: object) -> OpTrace:
-    """Read an op trace, which takes no options."""
-    from tracekit.trace.op import read_op_trace
-
-    return read_op_trace(path)
 
 
 def read_gpus(paths: Sequence[Path], options: ReadOptions) -> Job:
@@ -361,15 +358,16 @@ def _format(
     kinds: tuple[facts.SourceKind, ...] = (facts.TABLE,),
     sentence: Callable[[Look, Content], str] | None = None,
     *,
+    form: str = "",
     in_batches: bool = False,
 ) -> Source:
-    """A pipeline trace. `reader`: as of `_reading`."""
+    """A pipeline trace. `reader`, `form`: as of `_reading`."""
     return Source(
         name,
         "a recording",
         sniff,
         content=Content.TRACE,
-        read=_reading(reader),
+        read=_reading(reader, form),
         takes=frozenset({"layout", "unit", "method"}),
         sentence=sentence or _trace("a recording"),
         description=description,
@@ -426,7 +424,7 @@ FIRST: tuple[Source, ...] = (
     _format(
         "segments",
         lambda look: look.has(RUN_FILE),
-        "segments.read_segments",
+        "collectors.importers.segments.read_segments",
         "folder of `tracekit collect --segments`; --layout sizes.yaml where its sizes cannot be found",
         _COLLECTORS_PAGE,
         (facts.COLLECT, facts.COLLECT_CPU),
@@ -436,7 +434,7 @@ FIRST: tuple[Source, ...] = (
         "an op trace",
         _is_op_trace,
         content=Content.TRACE,
-        read=_reading(read_ops),
+        read=_reading("trace.op.read_op_trace", "an op trace"),
         sentence=_trace("a trace"),
         description="Parquet of a job of any shape, one row per op with what it waits for",
         page="traces.md#op-traces-a-job-of-any-shape",
@@ -469,36 +467,41 @@ FIRST: tuple[Source, ...] = (
     _format(
         "ndtimeline",
         sniff.is_ndtimeline_log,
-        "ndtimeline.read_raw_log",
+        "collectors.importers.ndtimeline.read_raw_log",
         "raw log of veScale NDTimeline (timeline_run*_raw.log)",
+        form="an NDTimeline file",
     ),
     _format(
         "ndtimeline-chrome",
         sniff.is_ndtimeline_chrome,
-        "ndtimeline.read_trace_file",
+        "collectors.importers.ndtimeline.read_trace_file",
         "Chrome trace of veScale NDTimeline (trace_step*)",
+        form="an NDTimeline file",
     ),
     _format(
         "megascan",
         sniff.is_megascan,
-        "megascan.read_ranks",
+        "collectors.importers.megascan.read_ranks",
         "folder of MegaScan (benchmark-data-*-pipeline-*-tensor-*.json)",
         f"{_FORMATS_PAGE}#megascan",
+        form="a folder of MegaScan",
     ),
     _format(
         "megascan-chrome",
         sniff.is_megascan_chrome,
-        "megascan.read_aggregated",
+        "collectors.importers.megascan.read_aggregated",
         "Chrome trace aggregated by MegaScan (benchmark.json)",
         f"{_FORMATS_PAGE}#megascan",
+        form="a trace of MegaScan",
     ),
     _format(
         "nccl-inspector",
         sniff.is_inspector,
-        "nccl_inspector.read_inspector",
+        "collectors.importers.nccl_inspector.read_inspector",
         "JSON lines of the NCCL Inspector (<host>-pid<pid>.log, or their folder)",
         f"{_FORMATS_PAGE}#nccl-inspector",
         (facts.INSPECTOR,),
+        form="a log of the NCCL Inspector",
     ),
 )
 #: Kinds of paths that are tried after those of plug-ins, whose formats may look like these.

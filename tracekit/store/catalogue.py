@@ -317,7 +317,8 @@ class Catalogue:
 
     def _add_gpus(self, job_id: int, metadata: Mapping[str, Any]) -> None:
         hosts = hosts if isinstance(hosts := metadata.get("hosts"), dict) else {}
-        host_of_gpu = {uuid: _text_or_none(hosts.get(rank)) for rank, uuid in gpu_uuids(metadata).items()}
+        named = {rank: host for rank, host in hosts.items() if isinstance(host, str)}
+        host_of_gpu = {uuid: named.get(rank) for rank, uuid in gpu_uuids(metadata).items()}
         if not host_of_gpu:
             return
         self.connection.execute(
@@ -330,10 +331,6 @@ class Catalogue:
 
 def _sql(name: str) -> str:
     return files("tracekit.store").joinpath(name).read_text(encoding="utf-8")
-
-
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _verdict(item: Incoming) -> dict[str, Any]:

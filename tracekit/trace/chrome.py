@@ -13,7 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -54,65 +54,52 @@ STREAMS: dict[OpKind, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedTimeline:
-    """One named timeline of all workers, such as "recorded" or "ideal".
-
-    `critical_path`: step, dp_rank, pp_rank, kind and seq of the ops on it, in order.
+class DrawnTimeline:
+    """One timeline, such as "recorded" or "ideal". `slices`: when each op ran, `start` (from the beginning of its step)
+    and `duration`, seconds, and what else the writer wants of them; `critical_path`: their rows on it, in order.
     """
 
     name: str
-    ops: pl.DataFrame
-    critical_path: pl.DataFrame
+    slices: pl.DataFrame
+    critical_path: npt.NDArray[np.integer[Any]]
 
 
 def write_chrome(
     path: str | os.PathLike[str],
-    timelines: tuple[ExportedTimeline, ...],
+    timelines: Mapping[str, tuple[pl.DataFrame, pl.DataFrame]],
     ranks: Mapping[Worker, int],
     name: str,
 ) -> int:
     """Write the timelines; returns the number of slices. Raises OutputError.
 
+    `timelines`: name -> all ops, and step, dp_rank, pp_rank, kind and seq of those on the critical path, in order.
     `ranks`: the global rank of each worker. `name`: of the job.
     """
     streams = list(dict.fromkeys(STREAMS.values()))
     thread = {str(kind): streams.index(STREAMS[kind]) for kind in KINDS}
+    schema = next(iter(timelines.values()))[0].schema
     cells = pl.DataFrame(
         [(position, worker.dp_rank, worker.pp_rank) for position, worker in enumerate(ranks)],
-        {"process": pl.Int64, **{name: timelines[0].ops.schema[name] for name in ("dp_rank", "pp_rank")}},
+        {"process": pl.Int64, "dp_rank": schema["dp_rank"], "pp_rank": schema["pp_rank"]},
         orient="row",
     )
     placed = []
-    for timeline in timelines:
-        ops = timeline.ops.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
+    for title, (ops_of_all, on_path) in timelines.items():
+        ops = ops_of_all.join(cells, on=["dp_rank", "pp_rank"], maintain_order="left").with_columns(
             tid=pl.col("kind").cast(pl.String).replace_strict(thread, return_dtype=pl.Int32),
             name=pl.col("kind").cast(pl.String),
             args=pl.struct("step", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"),
         )
-        on_path = timeline.critical_path.join(
-            ops.with_row_index("row"), on=timeline.critical_path.columns, maintain_order="left"
-        )
-        placed.append(DrawnTimeline(timeline.name, ops, on_path["row"].to_numpy()))
+        rows = on_path.join(ops.with_row_index("row"), on=on_path.columns, maintain_order="left")["row"]
+        placed.append(DrawnTimeline(title, ops, rows.to_numpy()))
     names = [f"dp {worker.dp_rank} pp {worker.pp_rank} (rank {rank})" for worker, rank in ranks.items()]
     threads = {(process, tid): stream for process in range(len(names)) for tid, stream in enumerate(streams)}
     return write_timelines(path, {"name": name}, placed, names, threads)
 
 
-@dataclass(frozen=True, slots=True)
-class OpTimeline:
-    """One replay of all ops, such as "recorded" or "ideal".
-
-    `start` (from the start of the step), `duration`: seconds, [ops]. `critical_path`: indices of the ops on it, by step
-    and time.
-    """
-
-    name: str
-    start: npt.NDArray[np.float64]
-    duration: npt.NDArray[np.float64]
-    critical_path: npt.NDArray[np.int64]
-
-
-def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, timelines: Sequence[OpTimeline]) -> int:
+def write_op_chrome(
+    path: str | os.PathLike[str], name: str, ops: pl.DataFrame, timelines: Sequence[DrawnTimeline]
+) -> int:
     """Write the timelines; returns the number of slices. Raises OutputError; leaves no half-written file.
 
     `ops`: of an op trace, in the order of the timelines.
@@ -130,14 +117,7 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
     ).with_columns(tid=pl.col("track").rank("dense").cast(pl.Int64))
     ranks = slices["rank"].unique().sort()
     threads = slices.select("process", "tid", "track").unique().sort("process", "tid").iter_rows()
-    placed = [
-        DrawnTimeline(
-            timeline.name,
-            slices.with_columns(start=pl.Series(timeline.start), duration=pl.Series(timeline.duration)),
-            timeline.critical_path,
-        )
-        for timeline in timelines
-    ]
+    placed = [replace(timeline, slices=slices.with_columns(timeline.slices)) for timeline in timelines]
     return write_timelines(
         path,
         {"name": name},
@@ -147,19 +127,6 @@ def write_op_chrome(path: str | os.PathLike[str], name: str, ops: pl.DataFrame, 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnTimeline:
-    """Place and time of slices: `process` and `tid`, `step`, `start` from the beginning of the step and `duration`
-    (seconds), `name`, `args`.
-
-    `critical_path`: rows of the slices on it, in order.
-    """
-
-    name: str
-    slices: pl.DataFrame
-    critical_path: npt.NDArray[np.integer[Any]]
-
-
 def write_timelines(
     path: str | os.PathLike[str],
     header: Mapping[str, Any],
@@ -167,7 +134,8 @@ def write_timelines(
     processes: Sequence[str],
     threads: Mapping[tuple[int, int], str],
 ) -> int:
-    """Write the timelines; returns the number of slices. `processes`, `threads`: names in each of the timelines.
+    """Write the timelines; returns the number of slices, which have their place and what to show of them, too:
+    `process`, `tid`, `step`, `name`, `args`. `processes`, `threads`: names in each of the timelines.
 
     `header`: plain JSON data stored as `otherData`. Raises OutputError; leaves no half-written file, and replaces only
     another timeline of tracekit.

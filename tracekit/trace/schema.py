@@ -130,32 +130,29 @@ def canonical_columns(ops: pl.DataFrame, source: Origin, names: Iterable[str] = 
 
 def _of_ranks(column: pl.Series, layout: Layout, source: Origin) -> pl.Series:
     """A column of lists: for each op, one number from 0 for each rank of the worker, or none."""
-    try:
-        waited = column.cast(WAITED_TYPE).rechunk()
-    except pl.exceptions.PolarsError:
-        raise TraceError(f"{source}: {source.typed(column)}; expected lists of numbers; convert the column") from None
+    waited = _lists(column, WAITED_TYPE, "numbers", source)
     ranks, length = layout.tp * layout.cp, waited.list.len().fill_null(0)
-    wrong = (length != 0) & (length != ranks)
-    if wrong.any():
-        expected = f"one number for each of the {ranks} ranks of a worker (tp {layout.tp} x cp {layout.cp}), or null"
-        raise violation(source, waited, int(wrong.arg_max() or 0), f"expected {expected}")
-    bad = waited.list.eval(pl.element().is_null() | ~pl.element().is_finite() | (pl.element() < 0)).list.any()
-    bad = bad.fill_null(value=False)
-    if bad.any():
-        raise violation(source, waited, int(bad.arg_max() or 0), "expected finite seconds >= 0")
+    expected = f"one number for each of the {ranks} ranks of a worker (tp {layout.tp} x cp {layout.cp}), or null"
+    _refuse((length != 0) & (length != ranks), waited, source, f"expected {expected}")
+    odd = waited.list.eval(pl.element().is_null() | ~pl.element().is_finite() | (pl.element() < 0)).list.any()
+    _refuse(odd, waited, source, "expected finite seconds >= 0")
     return waited
 
 
 def _rows_of_peers(column: pl.Series, source: Origin) -> pl.Series:
     """A column of lists of integers from 0 on, or null."""
-    try:
-        rows = column.cast(ROWS_TYPE).rechunk()
-    except pl.exceptions.PolarsError:
-        raise TraceError(f"{source}: {source.typed(column)}; expected lists of integers; convert the column") from None
-    wrong = rows.list.eval(pl.element().is_null() | (pl.element() < 0)).list.any().fill_null(value=False)
-    if wrong.any():
-        raise violation(source, rows, int(wrong.arg_max() or 0), "expected rows >= 0")
+    rows = _lists(column, ROWS_TYPE, "integers", source)
+    _refuse(rows.list.eval(pl.element().is_null() | (pl.element() < 0)).list.any(), rows, source, "expected rows >= 0")
     return rows
+
+
+def _lists(column: pl.Series, dtype: pl.DataType, numbers: str, source: Origin) -> pl.Series:
+    """`column` as lists, of `numbers` in words. Raises TraceError if it holds anything else."""
+    try:
+        return column.cast(dtype).rechunk()
+    except pl.exceptions.PolarsError:
+        message = f"{source}: {source.typed(column)}; expected lists of {numbers}; convert the column"
+        raise TraceError(message) from None
 
 
 def _host_time(column: pl.Series, source: Origin) -> pl.Series:
@@ -163,9 +160,7 @@ def _host_time(column: pl.Series, source: Origin) -> pl.Series:
     if not (column.dtype.is_numeric() or column.dtype == pl.Null):
         raise TraceError(f"{source}: {source.typed(column)}; expected seconds; convert the column")
     seconds = column.cast(pl.Float64).rechunk()
-    wrong = (~seconds.is_finite() | (seconds < 0)).fill_null(value=False)
-    if wrong.any():
-        raise violation(source, seconds, int(wrong.arg_max() or 0), "expected finite seconds >= 0, or null")
+    _refuse(~seconds.is_finite() | (seconds < 0), seconds, source, "expected finite seconds >= 0, or null")
     return seconds
 
 
@@ -182,9 +177,8 @@ def _canonical(column: pl.Series, dtype: pl.DataType | type[pl.DataType], source
     except pl.exceptions.InvalidOperationError:
         row = int((column.cast(dtype, strict=False).is_null() & column.is_not_null()).arg_max() or 0)
         raise violation(source, column, row, f"expected {wanted} that fits {dtype}") from None
-    if column.name not in NULLABLE and converted.null_count():
-        row = int(converted.is_null().arg_max() or 0)
-        raise violation(source, converted, row, f"expected {wanted}; drop or repair the row")
+    if column.name not in NULLABLE:
+        _refuse(converted.is_null(), converted, source, f"expected {wanted}; drop or repair the row")
     return converted
 
 
@@ -192,8 +186,7 @@ def _kinds(column: pl.Series, source: Origin) -> pl.Series:
     """The kind column as codes of `OpKind`."""
     if not (column.dtype == pl.String or isinstance(column.dtype, pl.Categorical | pl.Enum)):
         raise TraceError(f"{source}: {source.typed(column)}; expected a string such as {str(KINDS[0])!r}")
-    if column.null_count():
-        raise violation(source, column, int(column.is_null().arg_max() or 0), "expected an op kind")
+    _refuse(column.is_null(), column, source, "expected an op kind")
     if column.dtype == KIND_TYPE:
         return column
     if column.dtype == pl.String and not (kinds := column.cast(KIND_TYPE, strict=False)).null_count():
@@ -216,8 +209,8 @@ def check_ranges(ops: pl.DataFrame, layout: Layout, source: Origin) -> None:
     """
     present = {*ops.columns}
     for name in ("start", "duration"):
-        if name in present and not (finite := ops[name].is_finite()).all():
-            raise violation(source, ops[name], int((~finite).arg_max() or 0), "expected a finite number of seconds")
+        if name in present:
+            _refuse(~ops[name].is_finite(), ops[name], source, "expected a finite number of seconds")
     for name in ("duration", "step", "rank", "dp_rank", "pp_rank", "seq", "microbatch", "chunk"):
         smallest = ops[name].min() if name in present else None
         if smallest is not None and smallest < 0:  # type: ignore[operator]
@@ -266,45 +259,31 @@ def _check_identity(ops: pl.DataFrame, source: Origin) -> None:
     """
     if _are_identified(ops):
         return
-    dp_rank, pp_rank, rank = (ops[name].to_numpy() for name in ("dp_rank", "pp_rank", "rank"))
-    worker = dp_rank * np.int32(int(pp_rank.max()) + 1) + pp_rank
-    rank_of = np.empty(int(worker.max()) + 1, dtype=rank.dtype)
-    rank_of[worker] = rank
-    if (differs := rank_of[worker] != rank).any():
-        row = int(differs.argmax())
+    worker, stream = ("dp_rank", "pp_rank"), ("step", "dp_rank", "pp_rank", "kind")
+    numbered = ops.with_row_index("row")
+    differing = numbered.with_columns(last=pl.col("rank").last().over(worker)).filter(pl.col("rank") != pl.col("last"))
+    if differing.height:
+        op = differing.row(0, named=True)
         raise TraceError(
-            f"{source}: worker {Worker(int(dp_rank[row]), int(pp_rank[row]))} is recorded by rank {rank[row]} (row"
-            f" {row}) and by rank {rank_of[worker[row]]}; keep one rank per worker (tp and cp ranks run in lockstep)"
+            f"{source}: worker {Worker(op['dp_rank'], op['pp_rank'])} is recorded by rank {op['rank']} (row"
+            f" {op['row']}) and by rank {op['last']}; keep one rank per worker (tp and cp ranks run in lockstep)"
         )
-    step, seq, kind = ops["step"].to_numpy(), ops["seq"].to_numpy(), ops["kind"].cat.physical().to_numpy()
-    step_index = step_positions(step, distinct_steps(step))
-    stream = (step_index.astype(np.int64) * len(rank_of) + worker) * len(KINDS) + kind
-    del worker, step_index
-    streams = int(stream.max()) + 1
-    if streams > 8 * len(seq) + 10_000_000:  # a few ops, widely spread: number only the streams that exist
-        _, stream = np.unique(stream, return_inverse=True)
-        streams = int(stream.max()) + 1
-    count = np.bincount(stream, minlength=streams)
-    if (beyond := seq >= count[stream]).any():
-        row = int(beyond.argmax())
+    beyond = numbered.with_columns(count=pl.len().over(stream)).filter(pl.col("seq") >= pl.col("count"))
+    if beyond.height:
+        op = beyond.row(0, named=True)
         raise violation(
             source,
             ops["seq"],
-            row,
-            f"{_describe(ops, row)}, but that worker has {count[stream[row]]} of them in that step; expected seq to"
-            " run from 0 without gaps or repeats",
+            op["row"],
+            f"{_described(op)}, but that worker has {op['count']} of them in that step; expected seq to run from 0"
+            " without gaps or repeats",
         )
-    cell = (np.cumsum(count) - count)[stream]
-    del stream
-    cell += seq
-    filled = np.zeros(len(seq), dtype=bool)
-    filled[cell] = True
-    if not filled.all():
-        seen = np.bincount(cell, minlength=len(seq))
-        row = int((seen[cell] > 1).argmax())
-        second = int(np.flatnonzero(cell == cell[row])[1])
+    second = pl.col("row").get(1, null_on_oob=True).over(*stream, "seq")
+    repeated = numbered.with_columns(second=second).drop_nulls("second")
+    if repeated.height:
+        op = repeated.row(0, named=True)
         raise TraceError(
-            f"{source}: rows {row} and {second} are the same op: {_describe(ops, row)}, seq {seq[row]};"
+            f"{source}: rows {op['row']} and {op['second']} are the same op: {_described(op)}, seq {op['seq']};"
             " expected each op once, remove the duplicate"
         )
 
@@ -315,14 +294,19 @@ def _are_identified(ops: pl.DataFrame) -> bool:
     return workers.fit(ops.height) and workers.place(ops, workers.cells(ops)) is not None
 
 
-def _describe(ops: pl.DataFrame, row: int) -> str:
-    op = ops.row(row, named=True)
+def _described(op: Mapping[str, Any]) -> str:
     return f"{op['kind']} of worker ({op['dp_rank']},{op['pp_rank']}) in step {op['step']}"
 
 
 def violation(source: Origin, column: pl.Series, row: int, expectation: str) -> TraceError:
     """The error for an invalid value in `row` of `column`."""
     return TraceError(f"{source}: {source.column(column.name)}, row {row}: {quoted(column[row])}; {expectation}")
+
+
+def _refuse(wrong: pl.Series, column: pl.Series, source: Origin, expectation: str) -> None:
+    """Raise TraceError for the first value of `column` that is `wrong`; null counts as right."""
+    if wrong.any():
+        raise violation(source, column, int(wrong.fill_null(value=False).arg_max() or 0), expectation)
 
 
 def distinct_steps(step: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:

@@ -360,28 +360,17 @@ def _check_same_unit(few: pl.DataFrame, source: Origin) -> None:
     same_work = few.filter(pl.col("kind").to_physical().is_in(sorted(kind.code for kind in SAME_WORK)))
     for part in ("rank", "step"):
         usual = same_work.group_by(part, "kind").agg(pl.col("duration").median())
-        numbers, part_number = np.unique(usual[part].to_numpy(), return_inverse=True)
-        kind, duration = usual["kind"].cat.physical().to_numpy(), usual["duration"].to_numpy()
-        excess = np.log10(duration / _least_of_each(duration, kind, len(KINDS))[kind])
-        fastest = _least_of_each(excess, part_number, len(numbers))
-        longer = fastest >= OTHER_UNIT
-        if not longer.any() or longer.all():
+        excess = usual.with_columns(excess=(pl.col("duration") / pl.col("duration").min().over("kind")).log10())
+        fastest = excess.group_by(part).agg(pl.col("excess").min()).sort(part)
+        longer = fastest.filter(pl.col("excess") >= OTHER_UNIT)
+        if longer.height in (0, fastest.height):
             continue
-        factor = 1000 ** max(1, round(_median(fastest[longer]) / 3))
+        factor = 1000 ** max(1, round(_median(longer["excess"].to_numpy()) / 3))
         raise TraceError(
-            f"{source}: {_named(part, numbers[longer].tolist())}: all work takes about {factor:,} times as long as"
+            f"{source}: {_named(part, longer[part].to_list())}: all work takes about {factor:,} times as long as"
             f" {'on' if part == 'rank' else 'in'} the other {part}s: these times are in another unit; divide their"
             f" start and duration by {factor:,}, or pass --unit s if they are right"
         )
-
-
-def _least_of_each(
-    values: npt.NDArray[np.float64], group: npt.NDArray[np.integer[Any]], groups: int
-) -> npt.NDArray[np.float64]:
-    """The least value of each group; inf if it has none."""
-    smallest = np.full(groups, np.inf)
-    np.minimum.at(smallest, group, values)
-    return smallest
 
 
 def _named(part: str, numbers: list[int]) -> str:

@@ -18,7 +18,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracekit.collectors.importers.kineto.json_events import Args, Column, EventBatch, TraceEvent, decoded
+from tracekit.collectors.importers.kineto.json_events import (
+    Args,
+    CollectiveArgs,
+    Column,
+    EventBatch,
+    TraceEvent,
+    decoded,
+)
 from tracekit.trace.gpu_activity import Activity, CallRole
 from tracekit.trace.model import LARGEST_SIZE
 
@@ -44,6 +51,8 @@ _RECORDS = re.compile(r"EventRecord")
 ROLES = (CallRole.LAUNCH, CallRole.SYNCHRONISE, CallRole.STREAM_WAIT)
 RECORD_EVENT = len(ROLES)
 _NO_ARGS = Args()
+#: Arguments of collectives that are text, whatever a file has.
+_AS_TEXT = ("group_ranks", "comms_id", "sent", "received")
 #: The name of events that say how much memory is allocated.
 _MEMORY = "[memory]"
 #: Where an object is in memory, in the name of a function; another one in every recording.
@@ -65,7 +74,7 @@ class ColumnBuilder:
         self._strings: dict[str, int] = {}
         self._code_of_hash: dict[int, int] = {}
         self._threads: dict[tuple[int | str, ...], int] = {}
-        self._collectives: dict[tuple[Any, ...], int] = {}
+        self._collectives: dict[CollectiveArgs, int] = {}
         self._parts: dict[str, dict[str, list[npt.NDArray[Any]]]] = {
             table: {name: [] for name in schema} for table, schema in SCHEMAS.items()
         }
@@ -160,7 +169,7 @@ class ColumnBuilder:
             base_us=self._base_us or 0,
             host_events=self._host_events,
             strings=tuple(self._strings),
-            collectives=tuple(CollectiveArgs(*args) for args in self._collectives),
+            collectives=tuple(self._collectives),
             negative=self._negative,
             absurd=self._absurd,
             nameless=self._nameless,
@@ -267,13 +276,9 @@ class ColumnBuilder:
         """Return the position of a collective's arguments."""
         if args.collective is None and args.group_name is None:
             return NO_ID
-        key = (
-            args.collective, args.elements_in, args.elements_out, args.dtype, args.group_size, args.group_name,
-            args.group_description, None if args.group_ranks is None else str(args.group_ranks), args.rank_in_group,
-            args.sequence, None if args.comms_id is None else str(args.comms_id), args.source, args.destination,
-            *(None if split is None else str(split) for split in (args.split_in, args.split_out)),
-        )  # fmt: skip
-        return self._collectives.setdefault(key, len(self._collectives))
+        stated = {name: getattr(args, name) for name in CollectiveArgs.__struct_fields__}
+        texts = {name: str(stated[name]) for name in _AS_TEXT if stated[name] is not None}
+        return self._collectives.setdefault(CollectiveArgs(**stated | texts), len(self._collectives))
 
 
 def _parts(pid: Ints) -> Ints:
@@ -402,30 +407,6 @@ _HOST_TYPES = _TIMES | {"thread": np.int32, "name": np.int32}
 _CALL_TYPES = _HOST_TYPES | {"correlation": np.int64, "role": np.int8}
 _OPERATOR_TYPES = _HOST_TYPES | {"shape": np.int32, "collective": np.int32}
 _SYNC_TYPES = _TIMES | dict.fromkeys(("stream", "correlation", "waits_for_stream", "waits_for_record"), np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveArgs:
-    """The arguments of a collective; None where they are missing.
-
-    `sent`, `received`: rows to and from each rank of the group, as text such as "[320, 626]".
-    """
-
-    collective: str | None
-    elements_in: int | None
-    elements_out: int | None
-    dtype: str | None
-    group_size: int | None
-    group_name: str | None
-    group_description: str | None
-    group_ranks: str | None
-    rank_in_group: int | None
-    sequence: int | None
-    comms_id: str | None
-    source: int | None
-    destination: int | None
-    sent: str | None = None
-    received: str | None = None
 
 
 @dataclass(slots=True)

@@ -51,7 +51,29 @@ _STRING_VALUE = re.compile(rb'("[^"\n]{1,80}"\s*:\s*")(.*?)("\s*(?=,\s*"[^"\n]{1
 _BARE_QUOTE = re.compile(rb'(?<!\\)"')
 
 
-class Args(msgspec.Struct, gc=False):
+class CollectiveArgs(msgspec.Struct, frozen=True):
+    """The arguments of a collective; None where they are missing.
+
+    `sent`, `received`: rows to and from each rank of the group, such as [320, 626].
+    """
+
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements: int | None = msgspec.field(default=None, name="In msg nelems")
+    dtype: str | None = None
+    group_size: int | None = msgspec.field(default=None, name="Group size")
+    group_name: str | None = msgspec.field(default=None, name="Process Group Name")
+    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    rank_in_group: int | None = msgspec.field(default=None, name="Rank")
+    sequence: int | None = msgspec.field(default=None, name="Seq")
+    comms_id: int | str | None = msgspec.field(default=None, name="Comms Id")
+    source: int | None = msgspec.field(default=None, name="Src Rank")
+    destination: int | None = msgspec.field(default=None, name="Dst Rank")
+    sent: Any = msgspec.field(default=None, name="In split size")
+    received: Any = msgspec.field(default=None, name="Out split size")
+
+
+class Args(CollectiveArgs, frozen=True, gc=False):
     """The arguments read of an event."""
 
     correlation: int | str | None = None
@@ -67,21 +89,6 @@ class Args(msgspec.Struct, gc=False):
     block: Any = None
     dims: Any = msgspec.field(default=None, name="Input Dims")
     types: Any = msgspec.field(default=None, name="Input type")
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
-    elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
-    split_in: Any = msgspec.field(default=None, name="In split size")
-    split_out: Any = msgspec.field(default=None, name="Out split size")
-    dtype: str | None = None
-    group_size: int | None = msgspec.field(default=None, name="Group size")
-    group_name: str | None = msgspec.field(default=None, name="Process Group Name")
-    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
-    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
-    rank_in_group: int | None = msgspec.field(default=None, name="Rank")
-    sequence: int | None = msgspec.field(default=None, name="Seq")
-    comms_id: int | str | None = msgspec.field(default=None, name="Comms Id")
-    source: int | None = msgspec.field(default=None, name="Src Rank")
-    destination: int | None = msgspec.field(default=None, name="Dst Rank")
     wait_on_stream: int | None = None
     wait_on_record: int | None = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 

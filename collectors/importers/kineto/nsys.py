@@ -17,7 +17,6 @@ from tracekit.collectors.importers.kineto.event_columns import (
     NO_ID,
     SCHEMAS,
     STEP,
-    CollectiveArgs,
     FileColumns,
     Ints,
     Table,
@@ -25,6 +24,7 @@ from tracekit.collectors.importers.kineto.event_columns import (
     role_of,
     rows_of,
 )
+from tracekit.collectors.importers.kineto.json_events import CollectiveArgs
 from tracekit.collectors.importers.kineto.nsys_file import Export, collectives, columns, nccl_calls, opened
 from tracekit.trace.gpu_activity import Activity
 

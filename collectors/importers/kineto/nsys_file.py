@@ -15,7 +15,8 @@ import numpy as np
 
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import unreadable
-from tracekit.collectors.importers.kineto.event_columns import NO_ID, CollectiveArgs, Ints, Table, rows_of
+from tracekit.collectors.importers.kineto.event_columns import NO_ID, Ints, Table, rows_of
+from tracekit.collectors.importers.kineto.json_events import CollectiveArgs
 
 _AGAIN = "export it again: `nsys export --type sqlite REPORT.nsys-rep`"
 #: Where the head of a SQLite file, all of big-endian integers, says how long the file is.
@@ -215,11 +216,10 @@ def _args(
         ends = (rank, peer) if name == "send" else (peer, rank)
     received = np.array([names[call] == "recv" for call in group["call"].tolist()])
     moved = int(group["bytes"][~received if name == "send_recv" else slice(None)].sum())
-    listed = None if members is None else str(sorted(members))
+    listed, group_name = None if members is None else str(sorted(members)), f"{communicator & (1 << 64) - 1:#x}"
     return CollectiveArgs(
-        name, moved, None, "Byte", size, f"{communicator & (1 << 64) - 1:#x}", None,
-        listed, None, None, None, *ends,
-    )  # fmt: skip
+        name, moved, "Byte", size, group_name, group_ranks=listed, source=ends[0], destination=ends[1]
+    )
 
 
 def _schemas(export: Export) -> _Schemas:

@@ -23,7 +23,6 @@ from tracekit.collectors.importers.kineto.event_columns import (
     COLLECTIVE_OPERATOR,
     NO_ID,
     RECORD_EVENT,
-    CollectiveArgs,
     ColumnBuilder,
     FileColumns,
     Ints,
@@ -40,7 +39,7 @@ from tracekit.collectors.importers.kineto.host_work import (
     pass_at,
     step_at,
 )
-from tracekit.collectors.importers.kineto.json_events import EventStream
+from tracekit.collectors.importers.kineto.json_events import CollectiveArgs, EventStream
 from tracekit.collectors.importers.sniff import SQLITE
 from tracekit.trace.gpu_activity import Activity, LostOps
 
@@ -334,7 +333,7 @@ def _named(
         unnamed = (collective < 0) & np.append(calls, np.False_)[launch]
         if unnamed.any():
             named[unnamed] = len(table)
-            table.append(CollectiveArgs(name, *[None] * 12))
+            table.append(CollectiveArgs(name))
     return named, tuple(table)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import command
 from tracekit.base.text import listed
-from tracekit.collectors.importers.kineto.event_columns import CollectiveArgs
+from tracekit.collectors.importers.kineto.json_events import CollectiveArgs
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns
 from tracekit.trace.model import LARGEST_SIZE, ProcessGroup
 
@@ -35,21 +35,15 @@ def place(files: Sequence[RankColumns]) -> tuple[list[int], int | None, list[str
     """
     stated = [rank_of(file) for file in files]
     notes: list[str] = []
-    if len(files) > 1 and all(rank is None for rank in stated):
+    if len(files) > 1 and None in stated:
+        if any(rank is not None for rank in stated):
+            check_one_job(files)
+            nameless = files[stated.index(None)].file
+            raise FormatError(
+                f"{nameless}: does not state its rank, other files do; rename it, for example to rank3_trace.json"
+            )
         notes.append("no file states its rank: ranks are numbered in the order of the file names")
-        ranks = list(range(len(files)))
-    elif len(files) == 1:
-        ranks = [stated[0] or 0]
-    else:
-        ranks = []
-        for columns, rank in zip(files, stated, strict=True):
-            if rank is None:
-                check_one_job(files)
-                raise FormatError(
-                    f"{columns.file}: does not state its rank, other files do; rename it, for example to"
-                    " rank3_trace.json"
-                )
-            ranks.append(rank)
+    ranks = [number if rank is None else rank for number, rank in enumerate(stated)]
     seen: dict[int, str] = {}
     for columns, rank in zip(files, ranks, strict=True):
         if rank in seen:

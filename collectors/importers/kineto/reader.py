@@ -21,7 +21,7 @@ from tracekit.base.limits import check_pattern, search
 from tracekit.base.stderr import advance
 from tracekit.collectors.importers.kineto.event_columns import LONGEST_US, ROLES
 from tracekit.collectors.importers.kineto.host_work import PHASES
-from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, other_accelerator
+from tracekit.collectors.importers.kineto.json_events import ACCELERATOR_IS, CollectiveArgs, other_accelerator
 from tracekit.collectors.importers.kineto.rank_columns import RankColumns, read_file
 from tracekit.collectors.importers.kineto.rank_placement import check_one_job, groups_of, mesh_of, place, rank_of
 from tracekit.collectors.importers.sniff import SUFFIXES, empty_in, traces_in
@@ -240,7 +240,8 @@ def _gpu_ops(
     classes: KernelClasses,
 ) -> pl.DataFrame:
     args = file.collectives
-    columns = {name: [getattr(arg, ours) for arg in args] for name, ours in _OF_COLLECTIVES.items()} | {"group": groups}
+    stated = [name for name in GPU_OP_SCHEMA if name in CollectiveArgs.__struct_fields__]
+    columns = {name: [getattr(arg, name) for arg in args] for name in stated} | {"group": groups}
     table = pl.DataFrame(columns, schema={name: GPU_OP_SCHEMA[name] for name in columns}, strict=False)
     used = np.unique(file.gpu["name"]).tolist()
     class_of = dict(zip(used, map(str, classes.of([file.strings[code] for code in used])), strict=True))
@@ -263,12 +264,6 @@ def _gpu_ops(
         }
     )
     return _on_axis(frame.hstack(described), rank, late_us, GPU_OP_SCHEMA)
-
-
-#: Columns of collectives -> the names of their arguments.
-_OF_COLLECTIVES = {
-    name: name for name in ("collective", "dtype", "sequence", "comms_id", "source", "destination", "sent", "received")
-} | {"elements": "elements_in"}
 
 
 def _calls(file: RankColumns, rank: int, late_us: float) -> pl.DataFrame:
