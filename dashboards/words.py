@@ -318,7 +318,7 @@ def coverage_words(run: RunVerdict) -> str:
         covered.append(
             f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no analysed window"
         )
-    return "; ".join([*covered, *[note for note in run.notes if "clock" in note or "store repair" in note][:1]])
+    return "; ".join([*covered, *filter(None, [run.coverage_note])])
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:
