@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import Input, Output, State, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.errors import SelectionError
@@ -205,11 +205,7 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
 
 
 clientside_callback(
-    """function (mode, other, split, job) {
-        window.tracekit.remember({
-            job: job, with: mode === "job" ? other : null, split: mode === "split" ? split : null,
-        });
-    }""",
+    ClientsideFunction("tracekit", "rememberSides"),
     Input("compare-mode", "value"),
     Input("compare-with", "value"),
     Input("compare-split", "value"),

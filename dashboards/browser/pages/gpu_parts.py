@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from dash import Input, Output, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
@@ -269,14 +269,7 @@ def _changed(title: str, before: dict[str, float], after: dict[str, float]) -> C
 
 
 clientside_callback(
-    """function (text) {
-        const wanted = (text || "").toLowerCase(), rows = [...document.querySelectorAll("#names tbody tr")];
-        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
-        window.tracekit.remember({q: text});
-        return wanted ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
-    }""",
-    Output("names-said", "children"),
-    Input("names-q", "value"),
+    ClientsideFunction("tables", "filterNames"), Output("names-said", "children"), Input("names-q", "value")
 )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import Input, Output, State, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 from msgspec import structs
 
@@ -265,17 +265,12 @@ def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[C
 
 
 clientside_callback(
-    "function (config) { window.tracekitTimeline.mount(config); return true; }",
+    ClientsideFunction("timeline", "mount"),
     Output("timeline-mounted", "data"),  # a callback without an output does not run when the page appears
     Input("timeline-config", "data"),
 )
 clientside_callback(
-    """function (step, view, streams, order, critical, group, worker, dp_rank, stage, find) {
-        window.tracekitTimeline.change({
-            step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
-            group: group === "worker" ? null : group, worker: worker, dp_rank: dp_rank, stage: stage, find: find,
-        });
-    }""",
+    ClientsideFunction("timeline", "change"),
     *(
         Input(f"timeline-{name}", "value")
         for name in ("step", "view", "streams", "order", "critical", "group", "worker", "dp_rank", "stage", "find")
@@ -283,11 +278,7 @@ clientside_callback(
     prevent_initial_call=True,
 )
 clientside_callback(
-    """function (previous, next, step, options) {
-        const steps = options.map((option) => option.value), by = dash_clientside.callback_context.triggered_id;
-        const at = steps.indexOf(step) + (by === "timeline-next" ? 1 : -1);
-        return steps[Math.min(Math.max(at, 0), steps.length - 1)];
-    }""",
+    ClientsideFunction("timeline", "neighbour"),
     Output("timeline-step", "value"),
     Input("timeline-previous", "n_clicks"),
     Input("timeline-next", "n_clicks"),

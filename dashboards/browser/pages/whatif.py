@@ -299,20 +299,14 @@ clientside_callback(
 )
 
 clientside_callback(
-    "function (action) { return action !== 'scale'; }",
+    ClientsideFunction("whatif", "needsNoFactor"),
     Output("whatif-factor-field", "hidden"),
     Input("whatif-action", "value"),
     prevent_initial_call=True,
 )
 
 clientside_callback(
-    """function (state) {
-        window.tracekit.remember({
-            job: state.job, select: state.select, action: state.action, factor: state.factor, kept: state.beside,
-        });
-    }""",
-    Input("whatif-state", "data"),
-    prevent_initial_call=True,
+    ClientsideFunction("whatif", "remember"), Input("whatif-state", "data"), prevent_initial_call=True
 )
 
 job_page(__name__, "/whatif", build)
