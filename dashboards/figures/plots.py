@@ -188,7 +188,7 @@ class Plots:
     def _name(self, worker: Worker) -> str:
         """Rank and node; the worker's coordinates if the trace does not name them."""
         row = self.report.worker_grid().rows.get(worker)
-        return worker.coordinates if row is None or row.rank is None else worker_name(row)
+        return worker.coordinates if row is None else worker_name(worker, row.rank, row.host)
 
     def _step(self, step: int | None) -> int:
         """That step, or the slowest one."""

@@ -133,16 +133,16 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     }
     groups = {Grouping.WORKER: words.group, Grouping.HOST: "By host"}
     groups |= {Grouping.STAGE: "By stage"} if words.peers else {}
-    path = _choice(
-        "timeline-critical", "Critical path", "yes" if state.critical else "no", {"no": "Hide", "yes": "Show"}
+    path = choice(
+        "timeline-critical", "Critical path", {"no": "Hide", "yes": "Show"}, "yes" if state.critical else "no"
     )
     pipeline_choices = [
-        _choice("timeline-view", "Timeline", state.view, views),
-        _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
-        _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+        choice("timeline-view", "Timeline", views, state.view),
+        choice("timeline-streams", "Streams", {Streams.COMPUTE: "Compute", Streams.ALL: "All"}, state.streams),
+        choice("timeline-order", "Order", {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}, state.order),
     ]
     row_choices = [
-        _choice("timeline-group", "Rows", state.group, groups),
+        choice("timeline-group", "Rows", groups, state.group),
         _filter("timeline-dp_rank", words.ranks, state.dp_ranks, "0-3 7"),
     ]
     filters = [
@@ -168,10 +168,6 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         ],
         className="timeline-controls",
     )
-
-
-def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
-    return choice(name, label, {str(option): text for option, text in options.items()}, str(value))
 
 
 def _filter(name: str, label: str, value: str, example: str) -> Component:

@@ -76,7 +76,7 @@ ADDRESS = "\ue000"
 _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
 
 
-def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
+def page(module: str, path: str, title: str, build: Layout, reads: Reads = lambda *_: ()) -> None:
     """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
 
     `reads`: the data it needs, prefetched as soon as a browser requests the document around it.
@@ -123,7 +123,7 @@ def read_ahead() -> None:
         results().ahead(*reads(results(), flask.request.args))
 
 
-def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) -> None:
+def job_page(module: str, path: str, build: Layout, reads: Reads = lambda *_: ()) -> None:
     """Register a page of one job: `build` gets the `Stored` job and its report first. Without `job=`, it is the newest.
 
     `reads`: the data it needs besides the job's report, for an address that names the job. `window=` chooses the window
@@ -133,7 +133,7 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
     def all_reads(results: Results, args: Mapping[str, str]) -> Sequence[Callable[[], object]]:
         if "job" not in args:
             return [results.jobs]
-        return [partial(results.stored, args["job"]), *(() if reads is None else reads(results, args))]
+        return [partial(results.stored, args["job"]), *reads(results, args)]
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
