@@ -462,16 +462,11 @@ class FleetStudy:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._study = Study(path)
-        self._making = threading.Lock()
-        self._kept: tuple[object, FleetReport] | None = None
+        self._reports = ResultCache(1)
 
     def report(self) -> FleetReport:
         """Return the report of the study as it is now. Raises StudyError if there is no study."""
-        with self._making:
-            state = self._study.state()
-            if self._kept is None or self._kept[0] != state:
-                self._kept = state, self._report()
-            return self._kept[1]
+        return self._reports.get((self._study.state(),), self._report)
 
     def of_job(self, job: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the causes of a job, and its fixes that save something, by its number in the study."""

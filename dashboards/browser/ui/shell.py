@@ -50,7 +50,6 @@ from tracekit.dashboards.browser.ui.context import (
 )
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
 from tracekit.dashboards.documents.markdown import messages
-from tracekit.dashboards.theme import DARK
 from tracekit.report.report import Report
 from tracekit.store import HANG
 
@@ -223,7 +222,7 @@ def trust_badge(report: Report) -> Component:
 
 def frame() -> Component:
     """The whole document: header, then the page that the URL names."""
-    dark = viewer().theme is DARK
+    theme_name = viewer().theme.name
     local = viewer().zone is not UTC and str(viewer().zone) != "UTC"
     zone = html.Button(
         "Times: local" if local else "Times: UTC",
@@ -232,10 +231,10 @@ def frame() -> Component:
         **attributes(data_zone="local" if local else "utc"),
     )
     theme = html.Button(
-        "Theme: dark" if dark else "Theme: light",
+        f"Theme: {theme_name}",
         id="theme",
         title="Switch between the light and the dark theme",
-        **attributes(data_theme="dark" if dark else "light"),
+        **attributes(data_theme=theme_name),
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
@@ -260,7 +259,7 @@ def frame() -> Component:
                 overlay_style={"visibility": "visible", "opacity": 0.5},
             ),
         ],
-        className="frame dark" if dark else "frame light",
+        className=f"frame {theme_name}",
     )
 
 
