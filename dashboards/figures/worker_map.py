@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from tracekit.dashboards.theme import LOST_LEVELS
 from tracekit.dashboards.words import worker_name
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.report.findings import WorkerSlowdowns
 
 #: S_w of steps is kept in 32 bits.
 Floats = npt.NDArray[np.floating]
@@ -61,6 +64,12 @@ class WorkerMap(Struct, frozen=True, eq=False):
     hosts: tuple[str, ...]
     steps: Ints
     per_step: Floats
+
+    @classmethod
+    def of(cls, report: Report, workers: WorkerSlowdowns) -> WorkerMap:
+        """The map of a report on a pipeline and of the steps behind it."""
+        dropped = [(lane["step"], lane["dp_rank"]) for lane in (report.coverage.dropped if report.coverage else ())]
+        return cls.build(report.table("by_worker"), workers.steps, workers.dp_ranks, workers.slowdown, dropped)
 
     @classmethod
     def build(

@@ -214,7 +214,7 @@ def _scrubber(job: str, report: Report, workers: WorkerMap, view: WorkerView) ->
 
 
 def _strip(report: Report, count: int) -> Component:
-    shares = np.array([(row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in report.by_step])
+    shares = np.array([row.lost_share for row in report.by_step])
     top = max(0.1, float(shares.max()))
     block = -(-count // MOST_BARS)
     bars = []
