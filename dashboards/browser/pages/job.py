@@ -13,7 +13,6 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import (
     code_name,
-    main_clause,
     percent_sure,
     printable,
     seconds,
@@ -52,6 +51,7 @@ from tracekit.dashboards.browser.ui.sentences import (
 )
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.words import (
+    core_rows,
     coverage_words,
     elsewhere_words,
     fix_times,
@@ -61,6 +61,7 @@ from tracekit.dashboards.words import (
     since_words,
     steps_words,
     times_words,
+    trust_row,
     who_words,
 )
 from tracekit.report.conclusions import Finding, Fix, RunCause, RunVerdict, State
@@ -275,18 +276,15 @@ def _action(stored: Stored, report: Report) -> Component:
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
-    trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
     path = page_link(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
-    why, since = answer.why, since_words(report, viewer().zone)
-    if why and main_clause(why) in answer.headline:
-        why = None
+    core = dict(core_rows(answer, since=since_words(report, viewer().zone)))
     return [
-        ("Who", answer.who and answer.who + since, page_link(stored, "worker map", "/workers", worker=culprit(report))),
-        ("Why", why, path),
-        ("Costs", answer.cost, path if why is None else page_link(stored, "steps", "/workers")),
+        ("Who", core.get("Who"), page_link(stored, "worker map", "/workers", worker=culprit(report))),
+        ("Why", core.get("Why"), path),
+        ("Costs", core.get("Cost"), page_link(stored, "steps", "/workers") if "Why" in core else path),
         ("More to check", answer.check, None),
         ("Run", others_note(stored, report), None),
-        ("Trust", trust, None),
+        (*trust_row(answer.trust, trustworthy=report.trust.trustworthy), None),
         *((remark.name, remark.words, None) for remark in report.remarks),
     ]
 
