@@ -28,8 +28,8 @@ from tracekit.base.text import (
 from tracekit.report.conclusions import Answer, Fix, RunCause, RunVerdict, State
 from tracekit.report.finding import LossKind, kind_words
 from tracekit.report.report import Report
-from tracekit.report.tables import BarTimeline, OfWorker, Picture, Section, Series, ShareGrid, Table
-from tracekit.trace.model import EARLIEST_S
+from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
+from tracekit.trace.model import EARLIEST_S, Worker
 
 #: Limits of further causes, clocks and stalls in an answer.
 MOST_CAUSES = 3
@@ -48,16 +48,11 @@ _WHATS = "█▓▒░:-+=*"
 _MOST_ROWS, _NAMES, _ENDS = 24, 16, 24
 
 
-def worker_name(worker: OfWorker) -> str:
-    """Rank and node, as far as known: "rank 9 on host-0001"."""
-    if worker.rank is None:
-        return "not recorded"
-    return f"rank {worker.rank}" if worker.host is None else f"rank {worker.rank} on {short(worker.host)}"
-
-
-def worker_label(worker: OfWorker) -> str:
-    """Rank without its node: "rank 9"; the worker's coordinates if the trace does not name it."""
-    return worker.worker.coordinates if worker.rank is None else f"rank {worker.rank}"
+def worker_name(worker: Worker, rank: int | None, host: str | None = None) -> str:
+    """Rank and node, as far as known: "rank 9 on host-0001"; the worker's coordinates if the trace does not name it."""
+    if rank is None:
+        return worker.coordinates
+    return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
 
 
 def answer_rows(
@@ -150,10 +145,15 @@ def _fix_row(fix: Fix) -> tuple[str, str, str, str]:
         return f"{fix.title}: no promise, {fix.withheld}", confidence, "", ""
     remarks = [*(["at most"] if fix.bound else []), *([f"assumes {fix.assumes}"] if fix.assumes else [])]
     title = f"{fix.title} ({'; '.join(remarks)})" if remarks else fix.title
+    return title, confidence, *fix_times(fix)
+
+
+def fix_times(fix: Fix) -> tuple[str, str]:
+    """The step with a fix, and what it saves: without the profiler, where that is known."""
     if fix.saves_step_s is not None and fix.unprofiled_step_s is not None:
         saves = seconds(fix.worth_s) if fix.bound else fix.saves_step_s.words
-        return title, confidence, seconds(fix.unprofiled_step_s - fix.worth_s), saves
-    return title, confidence, seconds(fix.new_step_s), with_error(fix.saved_s, fix.error_s)
+        return seconds(fix.unprofiled_step_s - fix.worth_s), saves
+    return seconds(fix.new_step_s or 0.0), with_error(fix.saved_s or 0.0, fix.error_s)
 
 
 def _a_day(fix: Fix, report: Report) -> tuple[str, ...]:
@@ -318,7 +318,7 @@ def coverage_words(run: RunVerdict) -> str:
         covered.append(
             f"{run.covered_share:.0%} of {seconds(run.wall_s)}: the rest, such as the start, is in no analysed window"
         )
-    return "; ".join([*covered, *[note for note in run.notes if "clock" in note or "store repair" in note][:1]])
+    return "; ".join([*covered, *filter(None, [run.coverage_note])])
 
 
 def since_words(report: Report, zone: tzinfo = UTC) -> str:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-import tracekit
 from tracekit.base.errors import SelectionError, TraceError
 from tracekit.base.text import short
 from tracekit.report.questions import ByLabel
@@ -240,7 +239,9 @@ class Job(ABC):
         return Findings(analysis.report, None if analysis.lanes is None else analysis.lanes.worker_slowdowns())
 
     def _repr_html_(self) -> str:
-        return tracekit.card(self)
+        from tracekit.dashboards.documents.card import card  # the one import upwards
+
+        return card(self)
 
 
 def by_labels(replay: GraphReplay, *labels: str) -> ByLabel:

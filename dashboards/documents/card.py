@@ -16,7 +16,7 @@ import numpy as np
 from tracekit.analysis.job.job import Job
 from tracekit.base.errors import TraceError
 from tracekit.base.text import cost_alone, printable, seconds, short
-from tracekit.dashboards.figures.worker_map import WorkerCells, level_of, worker_cells
+from tracekit.dashboards.figures.worker_map import Pooled, level_of, pooled_to
 from tracekit.dashboards.theme import DARK, LIGHT, LOST_LEVELS, Theme
 from tracekit.dashboards.words import answer_rows, figure_columns, first_line, tables, worker_name
 from tracekit.report.finding import UNNAMED, LossKind
@@ -64,7 +64,7 @@ def style() -> str:
 
 
 def _colours(theme: Theme) -> str:
-    """A theme as variables of a style sheet. `--l0` to `--l5` are the levels of `worker_cells`."""
+    """A theme as variables of a style sheet. `--l0` to `--l5` are the levels of `worker_map`."""
     colours = {
         "paper": theme.paper,
         "text": theme.text,
@@ -145,13 +145,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def worker_map(report: Report) -> str:
     """A map of the share of a step that every worker alone costs, DP ranks down, stages across."""
     grid = report.worker_grid()
-    cells = worker_cells(grid.slowdown, grid.dp_ranks, _LARGEST_MAP)
-    rows, columns = cells.slowdown.shape
+    cells = pooled_to(grid.slowdown, *_LARGEST_MAP)
+    rows, columns = cells.values.shape
     width, height = _LEFT + columns * _CELL, _TOP + rows * _CELL
-    marks = [*_cells(grid, cells), *_ticks(cells)]
-    note = (
-        "" if cells.patch == (1, 1) else f"<p>A cell is the worst of {cells.patch[0]} x {cells.patch[1]} workers.</p>"
-    )
+    firsts, across = grid.dp_ranks[:: cells.row_block], cells.column_block
+    marks = [*_cells(grid, cells, firsts), *_ticks(firsts, range(0, columns * across, across))]
+    patch = cells.row_block, across
+    note = "" if patch == (1, 1) else f"<p>A cell is the worst of {patch[0]} x {patch[1]} workers.</p>"
     words = [f"&lt; {LOST_LEVELS[0]:.0%}", *(f"{share:.0%}" for share in LOST_LEVELS)]
     legend = "".join(f'<span><i class="level{level}"></i>{word}</span>' for level, word in enumerate(words))
     return (
@@ -161,15 +161,16 @@ def worker_map(report: Report) -> str:
     )
 
 
-def _cells(grid: WorkerGrid, cells: WorkerCells) -> Iterator[str]:
-    for row, values in enumerate(cells.slowdown):
+def _cells(grid: WorkerGrid, cells: Pooled, dp_ranks: Sequence[int]) -> Iterator[str]:
+    for row, values in enumerate(cells.values):
         for column, value in enumerate(values):
-            worker = Worker(cells.dp_ranks[row], column * cells.patch[1])
+            worker = Worker(dp_ranks[row], column * cells.column_block)
             workers, rank = f"workers from {worker} on", None
-            if cells.patch == (1, 1):
+            if cells.row_block == cells.column_block == 1:
                 row_of_worker = grid.rows[worker]
-                workers = f"{worker_name(row_of_worker)}, dp {worker.dp_rank}, stage {worker.pp_rank}"
                 rank = row_of_worker.rank
+                name = "not recorded" if rank is None else worker_name(worker, rank, row_of_worker.host)
+                workers = f"{name}, dp {worker.dp_rank}, stage {worker.pp_rank}"
             mark = "" if rank is None else f' data-rank="{rank}"'
             yield _cell((row, column), value, f"{workers}: alone costs {cost_alone(value)} of a step", mark)
 
@@ -186,13 +187,13 @@ def _row_name(row: int, name: str) -> str:
     return f'<text x="{_LEFT - 6}" y="{_TOP + row * _CELL + _CELL // 2 + 3}" text-anchor="end">{plain(name)}</text>'
 
 
-def _ticks(cells: WorkerCells) -> Iterator[str]:
+def _ticks(dp_ranks: Sequence[int], stages: Iterable[int]) -> Iterator[str]:
     """Numbers of DP ranks and stages, as many as fit without overlap."""
-    rows, columns = cells.slowdown.shape
-    yield from (_row_name(row, str(cells.dp_ranks[row])) for row in range(0, rows, -(-rows // 32)))
-    for column in range(columns):
+    rows = len(dp_ranks)
+    yield from (_row_name(row, str(dp_ranks[row])) for row in range(0, rows, -(-rows // 32)))
+    for column, stage in enumerate(stages):
         x = _LEFT + column * _CELL + (_CELL - _GAP) // 2
-        yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{column * cells.patch[1]}</text>'
+        yield f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{stage}</text>'
 
 
 def step_bars(report: Report) -> str:

@@ -73,7 +73,7 @@ class Plots:
         colours = _theme(theme)
         from tracekit.dashboards.figures.charts import worker_heatmap
 
-        workers = self._map()
+        workers = WorkerMap.of(self.report, self.lanes.worker_slowdowns())
         position = None if step is None else self._position(step)
         culprits = {culprit.worker for culprit in self.report.answer.culprits if culprit.worker is not None}
         cells = [cell for worker in sorted(culprits) if (cell := workers.cell(worker)) is not None]
@@ -174,21 +174,10 @@ class Plots:
         room = {"margin_t": fig.layout.margin.t + _TITLE_PX, "height": fig.layout.height + _TITLE_PX}
         return fig.update_layout(title=top, **room)
 
-    def _map(self) -> WorkerMap:
-        attribution, coverage = self.lanes.attribution, self.report.coverage
-        dropped = coverage.dropped if coverage else []
-        return WorkerMap.build(
-            self.report.table("by_worker"),
-            np.asarray(attribution.steps, np.int64),
-            np.asarray(attribution.dp_ranks, np.int64),
-            attribution.by_worker / attribution.ideal[:, None, None],
-            [(lane["step"], lane["dp_rank"]) for lane in dropped],
-        )
-
     def _name(self, worker: Worker) -> str:
         """Rank and node; the worker's coordinates if the trace does not name them."""
         row = self.report.worker_grid().rows.get(worker)
-        return worker.coordinates if row is None or row.rank is None else worker_name(row)
+        return worker.coordinates if row is None else worker_name(worker, row.rank, row.host)
 
     def _step(self, step: int | None) -> int:
         """That step, or the slowest one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,13 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Ints
-from tracekit.base.text import short
 from tracekit.dashboards.theme import LOST_LEVELS
+from tracekit.dashboards.words import worker_name
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
+
+if TYPE_CHECKING:
+    from tracekit.report.findings import WorkerSlowdowns
 
 #: S_w of steps is kept in 32 bits.
 Floats = npt.NDArray[np.floating]
@@ -61,6 +64,12 @@ class WorkerMap(Struct, frozen=True, eq=False):
     hosts: tuple[str, ...]
     steps: Ints
     per_step: Floats
+
+    @classmethod
+    def of(cls, report: Report, workers: WorkerSlowdowns) -> WorkerMap:
+        """The map of a report on a pipeline and of the steps behind it."""
+        dropped = [(lane["step"], lane["dp_rank"]) for lane in (report.coverage.dropped if report.coverage else ())]
+        return cls.build(report.table("by_worker"), workers.steps, workers.dp_ranks, workers.slowdown, dropped)
 
     @classmethod
     def build(
@@ -136,10 +145,7 @@ class WorkerMap(Struct, frozen=True, eq=False):
 
     def name(self, cell: int) -> str:
         """The name of the worker of a flat cell number: `rank 9 on host-0001`; its coordinates if unknown."""
-        rank, host = self.rank_of(cell), self.host_name(cell)
-        if rank is None:
-            return self.worker(cell).coordinates
-        return f"rank {rank}" if host is None else f"rank {rank} on {short(host)}"
+        return worker_name(self.worker(cell), self.rank_of(cell), self.host_name(cell))
 
     def full_name(self, cell: int) -> str:
         """The name followed by the coordinates: `rank 9 on host-0001 (dp 1, stage 2)`."""
@@ -149,8 +155,7 @@ class WorkerMap(Struct, frozen=True, eq=False):
 
     def label(self, cell: int) -> str:
         """Its name on an axis or in a table of a host: `rank 9`."""
-        rank = self.rank_of(cell)
-        return self.worker(cell).coordinates if rank is None else f"rank {rank}"
+        return worker_name(self.worker(cell), self.rank_of(cell))
 
     def cell_of_rank(self, rank: int) -> int | None:
         """The flat cell number of the worker that this global rank recorded; None if there is none."""
@@ -202,6 +207,11 @@ class Pooled(Struct, frozen=True, eq=False):
     row_block: int
     column_block: int
 
+    @property
+    def levels(self) -> Ints:
+        """The level of slowness of each cell, as of `level_of`."""
+        return np.searchsorted(LEVELS, self.values, side="right")
+
 
 def blocks_that_fit(rows: int, columns: int, most: int = MOST_CELLS) -> tuple[int, int]:
     """Cells per block down and across, so that at most about `most` blocks are left: the longer side is pooled first.
@@ -231,26 +241,9 @@ def pool(values: Floats, row_block: int, column_block: int) -> Pooled:
     )
 
 
-class WorkerCells(Struct, frozen=True):
-    """`slowdown`: the largest exact S_w of each patch of workers, [rows, columns]; `patch`: DP ranks and stages per
-    patch.
-
-    `dp_ranks`: the first DP rank of each row.
-    """
-
-    slowdown: Floats
-    patch: tuple[int, int]
-    dp_ranks: tuple[int, ...]
-
-    def levels(self, row: int) -> tuple[int, ...]:
-        """The level of slowness of each cell of a row."""
-        return tuple(level_of(value) for value in self.slowdown[row])
-
-
-def worker_cells(values: Floats, dp_ranks: Sequence[int], largest: tuple[int, int]) -> WorkerCells:
-    """S of workers, [dp_ranks, stages], pooled by maximum to at most `largest` rows and columns."""
-    down, across = (-(-size // limit) for size, limit in zip(values.shape, largest, strict=True))
-    return WorkerCells(pool(values, down, across).values, (down, across), tuple(dp_ranks[::down]))
+def pooled_to(values: Floats, rows: int, columns: int) -> Pooled:
+    """Pool to at most so many rows and columns."""
+    return pool(values, -(-values.shape[0] // rows), -(-values.shape[1] // columns))
 
 
 def workers_that_matter(report: Report, most: int) -> list[Worker]:

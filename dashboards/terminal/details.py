@@ -34,7 +34,7 @@ from tracekit.dashboards.terminal.tables import (
     slowdown_text,
     steps_line,
 )
-from tracekit.dashboards.words import fix_table, published_difference, worker_label
+from tracekit.dashboards.words import fix_table, published_difference, worker_name
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.questions import Optimum, change_text
 from tracekit.report.report import Report
@@ -115,7 +115,7 @@ def _location_words(report: Report) -> str:
     """The shares of the loss due to few workers and to the last stage, the larger first."""
     rows = report.worker_grid().rows
     slowest = report.slowest_workers or []
-    workers = ", ".join(worker_label(rows[worker]) for worker in slowest[:3])
+    workers = ", ".join(worker_name(worker, rows[worker].rank) for worker in slowest[:3])
     more = len(slowest) - 3
     workers_text = workers + (f" and {more} more" if more > 0 else "")
     few, last = report.m_w or 0.0, report.m_s or 0.0

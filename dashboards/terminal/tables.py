@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -19,9 +19,6 @@ from tracekit.report.finding import UNNAMED, LossKind, Place
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import Section
 from tracekit.report.tables import Table as TableOfReport
-
-if TYPE_CHECKING:
-    from tracekit.dashboards.figures.worker_map import WorkerCells
 
 #: Columns between panels; the narrowest that a column of words gets, and the longest word that it does not break.
 _GAP, _NARROWEST, _LONGEST_WORD = 3, 16, 24
@@ -174,23 +171,22 @@ def merged_map(
     Neighbouring DP ranks that look alike share a row, but for the `accused`, which are marked. Where more rows than
     that differ, a row is the worst of several.
     """
-    from tracekit.dashboards.figures.worker_map import worker_cells  # only pipelines have workers
+    from tracekit.dashboards.figures.worker_map import pooled_to  # only pipelines have workers
 
-    cells = worker_cells(slowdown, dp_ranks, (len(dp_ranks), LARGEST_MAP[1]))
-    merged, remark = _runs_of_alike(cells, accused), ""
+    cells = pooled_to(slowdown, len(dp_ranks), LARGEST_MAP[1])
+    merged, remark = _runs_of_alike(dp_ranks, cells.levels.tolist(), accused), ""
     if len(merged) > rows:
         remark = ", each row the worst of its DP ranks"
-        cells = worker_cells(slowdown, dp_ranks, (rows, LARGEST_MAP[1]))
-        ends = [*(first - 1 for first in cells.dp_ranks[1:]), dp_ranks[-1]]
-        merged = [
-            (first, end, cells.levels(row)) for row, (first, end) in enumerate(zip(cells.dp_ranks, ends, strict=True))
-        ]
+        cells = pooled_to(slowdown, rows, LARGEST_MAP[1])
+        firsts = dp_ranks[:: cells.row_block]
+        ends = [*(first - 1 for first in firsts[1:]), dp_ranks[-1]]
+        merged = list(zip(firsts, ends, cells.levels.tolist(), strict=True))
     highest = max(max(levels) for _, _, levels in merged)
     if highest == 0:
         return None
     stages = slowdown.shape[1]
-    across = f"{cells.patch[1]} stages in a cell"
-    if cells.patch[1] == 1:
+    across = f"{cells.column_block} stages in a cell"
+    if cells.column_block == 1:
         across = "one stage" if stages == 1 else f"stages 0 to {stages - 1} across"
     title = Text("Workers", style="bold")
     title.append(f"  how much each slows the job, {across}{remark}: ", style="not bold")
@@ -218,11 +214,12 @@ def _rows_of(where: Place) -> set[int]:
     return {worker.dp_rank for worker in (*where.workers, *ends)} | set(where.dp_ranks)
 
 
-def _runs_of_alike(cells: WorkerCells, accused: Set[int]) -> list[tuple[int, int, tuple[int, ...]]]:
+def _runs_of_alike(
+    dp_ranks: Sequence[int], levels_of: Sequence[list[int]], accused: Set[int]
+) -> list[tuple[int, int, list[int]]]:
     """First and last DP rank of each run that looks alike, and its levels; `accused` DP ranks and others are apart."""
-    runs: list[tuple[int, int, tuple[int, ...]]] = []
-    for row, dp_rank in enumerate(cells.dp_ranks):
-        levels = cells.levels(row)
+    runs: list[tuple[int, int, list[int]]] = []
+    for dp_rank, levels in zip(dp_ranks, levels_of, strict=True):
         if runs and runs[-1][2] == levels and (runs[-1][1] in accused) == (dp_rank in accused):
             runs[-1] = (runs[-1][0], dp_rank, levels)
         else:

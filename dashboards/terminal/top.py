@@ -27,6 +27,7 @@ from tracekit.dashboards.terminal.tables import (
     sparkline,
 )
 from tracekit.live.incident_words import advice, handling, lasted, since_words, utc
+from tracekit.report.findings import WorkerSlowdowns
 from tracekit.store import Incident, Store, StoredWindow, WindowPart
 from tracekit.store.incidents import IncidentChange, owner_of
 
@@ -155,9 +156,8 @@ def _is_in(headline: str, incident: Incident) -> bool:
 
 def _workers(rows: pl.DataFrame) -> RenderableType | None:
     """The map of the mean S of each worker over the steps of the window."""
-    dp_ranks: Sequence[int] = rows["dp_ranks"][0].to_list()
-    per_step = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
-    return merged_map(np.asarray(per_step, np.float64).mean(axis=0), dp_ranks, _MAP_ROWS)
+    workers = WorkerSlowdowns.of_rows(rows)
+    return merged_map(workers.slowdown.astype(np.float64).mean(axis=0), workers.dp_ranks.tolist(), _MAP_ROWS)
 
 
 def print_windows(windows: Iterable[StoredWindow], history: pl.DataFrame, console: Console) -> None:

@@ -26,7 +26,7 @@ from tracekit.dashboards.words import coverage_words, run_sentence
 from tracekit.live.incident_words import since_words, utc
 from tracekit.report.conclusions import RunCause, RunVerdict, State
 from tracekit.report.findings import Findings, Unanalysed
-from tracekit.store import Incoming
+from tracekit.store import Incoming, Store
 from tracekit.store.care import repair
 from tracekit.trace.canonical import Trace
 
@@ -161,6 +161,16 @@ def test_a_run_says_how_much_of_it_the_verdict_covers(tmp_path: Path) -> None:
     wall_s = 5 * SLOW_STEP_S + 20 * HEALTHY_STEP_S
     assert found.covered_share == pytest.approx((5 * SLOW_STEP_S + 10 * HEALTHY_STEP_S) / wall_s)
     assert found.lost_share == pytest.approx(5 * LOST_S / wall_s)
+
+
+def test_a_note_in_whose_words_a_clock_occurs_is_not_about_the_clocks_of_windows(tmp_path: Path) -> None:
+    """One of two windows is not analysed; the name of the job has the word in it, and so has the note."""
+    store, (slow, unanalysed) = Store(tmp_path / "jobs.store"), windows(True, False)
+    store.append(Incoming(slow, "overclocked", "handmade", findings_of(slow)))
+    store.append(Incoming(unanalysed, "overclocked", "handmade", None))
+    found = run_of_job(store, "overclocked")
+    assert found.notes == ("overclocked: window 1 is one of the windows that are not analysed",)
+    assert (found.coverage_note, "overclocked" in coverage_words(found)) == (None, False)
 
 
 def jumping(jumps_s: Sequence[float], slow: int) -> list[Trace]:

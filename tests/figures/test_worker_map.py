@@ -139,7 +139,8 @@ def test_one_slow_worker_of_65536_is_on_the_map_with_its_name_and_a_ring() -> No
     assert cell is not None
     drawn = worker_heatmap(found, None, LIGHT, marked=[cell])
     heat, ring = drawn.data
-    assert heat.z.size <= MOST_CELLS
+    assert heat.z.shape == (147, 64)  # 7 DP ranks in a row
+    assert "rank %{customdata[2]}<br>dp %{customdata[0]}, stage %{customdata[1]}<br>" in heat.hovertemplate
     row, column = np.unravel_index(np.nanargmax(heat.z), heat.z.shape)
     assert heat.z[row, column] == pytest.approx(2 / 3)
     assert heat.customdata[row, column].tolist() == [700, 33, 700 * 64 + 33]

@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum, auto
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +35,7 @@ from tracekit.store.incidents import CLEAR_WINDOWS
 
 #: Causes whose advice is looked up.
 _MOST_ADVISED = 4
-_OUTDATED = "windows without a report of this version"
+_UNANALYSED, _OUTDATED = "windows that are not analysed", "windows without a report of this version"
 #: The ending of a job that did not fail.
 _SUCCESS = "ended with exit code 0"
 
@@ -129,7 +130,6 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     attempts = [list(group) for _, group in groupby(windows, lambda window: window.metadata.get("attempt"))]
     teams = (team_of(window.metadata) for window in windows)
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
-    ledger.notes += [f"{short(job)}: {note}" for note in axis.notes]
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([attempt[0].row["first_step"] for attempt in attempts]), 0.0
     losses = list[BilledLoss]()
@@ -150,10 +150,13 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                 if place == last or not (window.whole and any(other.saves for other in windows)):
                     lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
             losses += _bill_window(ledger, window, gpus, lost_to, redone_share)
-    ledger.notes += _reasons(store, job, windows)
+    notes = [*((NoteAbout.CLOCK, note) for note in axis.notes), *_reasons(store, windows)]
+    notes = [(about, f"{short(job)}: {words}") for about, words in notes]
+    ledger.notes += [words for _, words in notes]
+    coverage_note = next((words for about, words in notes if about is not NoteAbout.JUDGEMENT), None)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
-    return Account(ledger.bill(axis.end_s), losses, windows, axis.end_s, judged)
+    return Account(ledger.bill(axis.end_s), losses, windows, axis.end_s, judged, coverage_note)
 
 
 def _recorded_s(row: Mapping[str, Any]) -> float:
@@ -168,24 +171,35 @@ def _length_s(row: Mapping[str, Any], costs: ClaimedCosts | str) -> float:
 
 
 def _unknown(row: Mapping[str, Any]) -> str:
-    return "windows that are not analysed" if row["recorded_s"] is None else _OUTDATED
+    return _UNANALYSED if row["recorded_s"] is None else _OUTDATED
 
 
-def _reasons(store: Store, job: str, windows: Sequence[BilledWindow]) -> Iterator[str]:
+class NoteAbout(Enum):
+    """What a note says of windows: when they ran, that their reports are of another version, or why no loss of theirs
+    is judged.
+    """
+
+    CLOCK = auto()
+    VERSION = auto()
+    JUDGEMENT = auto()
+
+
+def _reasons(store: Store, windows: Sequence[BilledWindow]) -> Iterator[tuple[NoteAbout, str]]:
     """Yield why windows are billed as unknown, the first of each reason."""
-    first = dict[str, int]()
+    first = dict[tuple[NoteAbout, str], int]()
     for window in windows:
-        costs, problem = window.costs, window.row["problem"]
+        about, costs, problem = NoteAbout.JUDGEMENT, window.costs, window.row["problem"]
         if isinstance(costs, ClaimedCosts):
             reason = costs.doubt and f"is not trusted: {costs.doubt}"
         else:
             reason = f"cannot be analysed: {problem}" if problem else f"is one of the {costs}"
             if costs == _OUTDATED:
+                about = NoteAbout.VERSION
                 repair = command("store", "repair", "--store", store.path)
                 reason += f"; `{repair}` makes reports anew from ops that are still there"
         if reason:
-            first.setdefault(reason, window.row["number"])
-    yield from (f"{short(job)}: window {number} {reason}" for reason, number in first.items())
+            first.setdefault((about, reason), window.row["number"])
+    yield from ((about, f"window {number} {reason}") for (about, reason), number in first.items())
 
 
 def _bill_window(
@@ -273,8 +287,8 @@ class BilledWindow(Struct, frozen=True):
 
 class Account(Struct, frozen=True):
     """The time of one job, or of a part of it. `windows`: oldest first. `wall_s`: seconds from the begin to the end.
-    `judged`: the numbers of the windows of the job whose losses are known, ascending. `whole`: of all windows, for a
-    part.
+    `judged`: the numbers of the windows of the job whose losses are known, ascending. `coverage_note`: as of
+    `RunVerdict`. `whole`: of all windows, for a part.
     """
 
     bill: Bill
@@ -282,6 +296,7 @@ class Account(Struct, frozen=True):
     windows: Sequence[BilledWindow]
     wall_s: float
     judged: Sequence[int]
+    coverage_note: str | None
     whole: Account | None = None
 
     def judged_between(self, first: int, last: int) -> int:
@@ -296,7 +311,7 @@ class Account(Struct, frozen=True):
         numbers = {window.row["number"] for window in windows}
         losses = [loss for loss in self.losses if loss.number in numbers]
         wall_s = windows[-1].stretch.until_s - windows[0].stretch.start_s
-        return Account(self.bill, losses, windows, wall_s, self.judged, self)
+        return Account(self.bill, losses, windows, wall_s, self.judged, self.coverage_note, self)
 
 
 def run_of(account: Account) -> RunVerdict:
@@ -328,6 +343,7 @@ def run_of(account: Account) -> RunVerdict:
         ended=ended,
         notes=account.bill.notes,
         of_windows=None if account.whole is None else len(whole.windows),
+        coverage_note=account.coverage_note,
     )
 
 

@@ -21,8 +21,11 @@ BILL_VERSION = 1
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
 #: What a bill can be totalled by.
 GROUPS = ("part", "cause", "week", "team", "job")
-#: Columns of what was divided: what it went to, and the stretch with the seconds of it.
-_TO, _TIMES = {"part": pl.String, "cause": pl.String, "gpus": pl.Int64}, ("start_s", "until_s", "seconds")
+#: What a part of a stretch went to, the stretch, and the seconds of it.
+_SPENT = pl.Schema(
+    {"part": pl.String, "cause": pl.String, "gpus": pl.Int64}
+    | dict.fromkeys(("start_s", "until_s", "seconds"), pl.Float64)
+)
 _ROWS = pl.Schema(
     {
         "job": pl.String,
@@ -104,8 +107,7 @@ class Ledger:
     def __init__(self, job: str, team: str | None, origin_s: float | None) -> None:
         self._job = {"job": job, "team": team}
         self._origin_s = origin_s
-        self._to: list[tuple[str, str, int, int]] = []
-        self._spent = [np.zeros((len(_TIMES), 0))]
+        self._many: list[pl.DataFrame] = []
         self._single: list[tuple[str, str, int, float, float, float]] = []
         self.notes: list[str] = []
 
@@ -129,19 +131,14 @@ class Ledger:
         for part, cause, seconds in claims:
             spent = np.minimum(remaining, seconds)
             remaining, counted = remaining - spent, spent > LEAST_S
-            self._to.append((str(part), cause, gpus, int(counted.sum())))
-            self._spent.append(np.stack([start[counted], until[counted], spent[counted]]))
+            times = {"start_s": start[counted], "until_s": until[counted], "seconds": spent[counted]}
+            went_to = {"part": str(part), "cause": cause, "gpus": gpus}
+            self._many.append(pl.DataFrame(went_to | times, _SPENT))
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
-        spent = pl.DataFrame(dict(zip(_TIMES, np.concatenate(self._spent, axis=1), strict=True)))
-        part = pl.DataFrame(self._to, {**_TO, "rows": pl.Int64}, orient="row")
-        stretches = pl.concat(
-            [part[np.repeat(np.arange(len(part)), part["rows"])].drop("rows"), spent], how="horizontal"
-        )
-        single = pl.DataFrame(self._single, {**_TO, **dict.fromkeys(_TIMES, pl.Float64)}, orient="row")
         rows = (
-            self._with_weeks(pl.concat([stretches, single]))
+            self._with_weeks(pl.concat([*self._many, pl.DataFrame(self._single, _SPENT, orient="row")]))
             .group_by("week", "part", "cause", maintain_order=True)
             .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())

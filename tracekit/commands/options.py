@@ -149,7 +149,8 @@ class JobArguments(Struct, frozen=True):
         if run is None:
             return report
         if redact:
-            run = replace(run, notes=(), causes=[replace(cause, hosts=(), do=None) for cause in run.causes])
+            causes = [replace(cause, hosts=(), do=None) for cause in run.causes]
+            run = replace(run, notes=(), coverage_note=None, causes=causes)
         from tracekit.dashboards.words import elsewhere_words
         from tracekit.report.report import Remark
 

@@ -430,6 +430,8 @@ class RunVerdict(Struct, frozen=True):
     ended: str | None  #: how the job ended; null while it runs, and if unknown
     notes: Sequence[str]  #: what to bear in mind about its times
     of_windows: Count | None = None  #: windows of the job, for a verdict on a range of it; null for the whole run
+    #: the first of the notes about clocks that contradict each other or reports of another version; null without one
+    coverage_note: str | None = None
 
     @property
     def alarming(self) -> tuple[RunCause, ...]:

@@ -49,6 +49,13 @@ class WorkerSlowdowns(Struct, frozen=True):
     dp_ranks: npt.NDArray[np.int64]
     slowdown: npt.NDArray[np.floating[Any]]
 
+    @classmethod
+    def of_rows(cls, rows: pl.DataFrame) -> WorkerSlowdowns:
+        """The inverse of `rows`."""
+        dp_ranks = rows["dp_ranks"][0].to_numpy().astype(np.int64)
+        slowdown = rows["slowdown"].explode().to_numpy().reshape(rows.height, len(dp_ranks), -1)
+        return cls(rows["step"].to_numpy().astype(np.int64), dp_ranks, slowdown)
+
     def rows(self, step_starts: Mapping[int, float]) -> pl.DataFrame:
         """One row per step: `step`, `started_at`, `dp_ranks`, and `slowdown`, in which stages vary fastest.
 

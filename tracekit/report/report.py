@@ -18,7 +18,6 @@ import numpy as np
 import polars as pl
 from msgspec import UNSET, Struct
 
-import tracekit
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.graph import PostingRule
 from tracekit.analysis.numeric.arrays import Floats, Int32s
@@ -253,7 +252,9 @@ class Report(Struct, frozen=True, kw_only=True):
         return f"<Report on {short(self.name)}: {self.verdict.kind}, {self.answer.headline}>"
 
     def _repr_html_(self) -> str:
-        return tracekit.card(self)
+        from tracekit.dashboards.documents.card import card  # the one import upwards
+
+        return card(self)
 
     @property
     def name(self) -> str:

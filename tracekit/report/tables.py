@@ -218,6 +218,11 @@ class OfStep(Struct, frozen=True):
     tokens: Maybe[Amount | None] = UNSET  #: of all data-parallel replicas, if the loop logs any; null in a step without
     loss: Maybe[float | None] = UNSET  #: the same of the loss: the mean over the ranks that log one
 
+    @property
+    def lost_share(self) -> float:
+        """The share of its time that it loses; 0 if that is unknown."""
+        return (self.lost_s or 0.0) / self.recorded_s if self.recorded_s else 0.0
+
 
 class MarkedStep(Struct, frozen=True):
     """A step that the profiler marked: from the end of the one before to its own, on all ranks."""

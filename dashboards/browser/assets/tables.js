@@ -54,6 +54,15 @@
     }
     frames.forEach(fit);
   }).observe(document.documentElement, { childList: true, subtree: true, attributeFilter: ["open"] });
+  // Shows the kernels and operators of the page Job that contain a text, and says how many these are.
+  function filterNames(text) {
+    const wanted = (text || "").toLowerCase(), rows = [...document.querySelectorAll("#names tbody tr")];
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    window.tracekit.remember({ q: text });
+    return wanted ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
+  }
+
+  window.dash_clientside = { ...window.dash_clientside, tables: { filterNames } };
   window.addEventListener("resize", () => {
     document.querySelectorAll(".row[data-single]").forEach((row) => delete row.dataset.single);
     document.querySelectorAll(".stacked").forEach(fit);

@@ -401,15 +401,26 @@
     }
   }
 
-  window.tracekitTimeline = {
-    mount(config) {
-      if (timeline) timeline.close();
-      timeline = new Timeline(config);
-    },
-    change(values) {
-      if (timeline) timeline.change(values);
-    },
-    // The timeline on the page, for tests and benchmarks.
-    current: () => timeline,
-  };
+  function mount(config) {
+    if (timeline) timeline.close();
+    timeline = new Timeline(config);
+    return true;
+  }
+
+  // The values of the controls, of which the usual ones are not in the address.
+  function change(step, view, streams, order, critical, group, worker, dp_rank, stage, find) {
+    const choices = { critical: critical === "yes" ? critical : null, group: group === "worker" ? null : group };
+    timeline?.change({ step, view, streams, order, ...choices, worker, dp_rank, stage, find });
+  }
+
+  // The step before or after one of those in the menu, by the button that was clicked.
+  function neighbour(previous, next, step, options) {
+    const steps = options.map((option) => option.value), by = window.dash_clientside.callback_context.triggered_id;
+    const place = steps.indexOf(step) + (by === "timeline-next" ? 1 : -1);
+    return steps[Math.min(Math.max(place, 0), steps.length - 1)];
+  }
+
+  window.dash_clientside = { ...window.dash_clientside, timeline: { mount, change, neighbour } };
+  // The timeline on the page, for tests and benchmarks.
+  window.tracekitTimeline = { current: () => timeline };
 })();

@@ -98,7 +98,12 @@
     if (point?.customdata?.[0]) follow(point.customdata[0]);
   }
 
-  window.dash_clientside = { ...window.dash_clientside, tracekit: { open, remember } };
+  // What the page Compare compares a job with: another job, or itself from a step on.
+  function rememberSides(mode, other, split, job) {
+    remember({ job, with: mode === "job" ? other : null, split: mode === "split" ? split : null });
+  }
+
+  window.dash_clientside = { ...window.dash_clientside, tracekit: { open, remember, rememberSides } };
   window.tracekit = { remember, at, query, range, follow, make, save, answer, redraw };
 
   // Adds the window of the page to its requests: the callbacks know only their job.

@@ -128,5 +128,12 @@
     if (event.key === "Enter" && !event.isComposing && event.target.matches("#whatif-select, #whatif-factor")) run();
   });
 
-  window.dash_clientside = Object.assign({}, window.dash_clientside, { whatif: { write, markInvalid, askAgain } });
+  const needsNoFactor = (action) => action !== "scale";
+
+  function remember({ job, select, action, factor, beside }) {
+    window.tracekit.remember({ job, select, action, factor, kept: beside });
+  }
+
+  const callbacks = { write, markInvalid, askAgain, needsNoFactor, remember };
+  window.dash_clientside = { ...window.dash_clientside, whatif: callbacks };
 })();

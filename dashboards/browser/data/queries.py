@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
-import numpy as np
 import polars as pl
 from msgspec import UNSET, structs
 
@@ -32,7 +31,6 @@ from tracekit.fleet.study import Study
 from tracekit.report.conclusions import RunVerdict
 from tracekit.report.findings import WorkerSlowdowns
 from tracekit.report.report import Report
-from tracekit.report.tables import OfWorker, frame_of
 from tracekit.sources.registry import job_of
 from tracekit.store import Store
 from tracekit.store.live_tables import LiveTables
@@ -366,13 +364,7 @@ class Results:
         return rows
 
     def _read_worker_steps(self, row: dict[str, Any]) -> WorkerSlowdowns:
-        frame = self._read_workers(row)
-        dp_ranks = frame["dp_ranks"][0].to_numpy()
-        return WorkerSlowdowns(
-            frame["step"].to_numpy().astype(np.int64),
-            dp_ranks.astype(np.int64),
-            frame["slowdown"].explode().to_numpy().reshape(frame.height, len(dp_ranks), -1),
-        )
+        return WorkerSlowdowns.of_rows(self._read_workers(row))
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
@@ -380,14 +372,7 @@ class Results:
         worker_steps = self._cached(row, ("workers",), self._kept, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
-        rows, coverage = stored.report.by_worker or [], stored.report.coverage
-        return WorkerMap.build(
-            frame_of(rows, OfWorker),
-            worker_steps.steps,
-            worker_steps.dp_ranks,
-            worker_steps.slowdown,
-            [(step["step"], step["dp_rank"]) for step in (coverage.dropped if coverage else ())],
-        )
+        return WorkerMap.of(stored.report, worker_steps)
 
     def _read_step_starts(self, row: dict[str, Any]) -> dict[int, float | None]:
         frame = self._read_workers(row)
@@ -462,16 +447,11 @@ class FleetStudy:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._study = Study(path)
-        self._making = threading.Lock()
-        self._kept: tuple[object, FleetReport] | None = None
+        self._reports = ResultCache(1)
 
     def report(self) -> FleetReport:
         """Return the report of the study as it is now. Raises StudyError if there is no study."""
-        with self._making:
-            state = self._study.state()
-            if self._kept is None or self._kept[0] != state:
-                self._kept = state, self._report()
-            return self._kept[1]
+        return self._reports.get((self._study.state(),), self._report)
 
     def of_job(self, job: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the causes of a job, and its fixes that save something, by its number in the study."""

@@ -433,22 +433,13 @@ def choose_step(worker_map: WorkerMap, step: str, view: WorkerView) -> WorkerVie
 def choose_worker(worker_map: WorkerMap, worker: str, view: WorkerView) -> WorkerView:
     """Return `view` with the worker that the user typed, or with a remark if it is invalid."""
     if rank := _RANK.fullmatch(worker.strip()):
-        cell = worker_map.cell_of_rank(int(rank[1]))
-        return (
-            replace(view, cell=cell)
-            if cell is not None
-            else _warned(view, f"No rank {rank[1]} was analysed in this job.")
-        )
-    match = _WORKER.fullmatch(worker.strip())
-    if match is None:
+        cell, missing = worker_map.cell_of_rank(int(rank[1])), f"No rank {rank[1]} was"
+    elif place := _WORKER.fullmatch(worker.strip()):
+        chosen = Worker(int(place[1]), int(place[2]))
+        cell, missing = worker_map.cell(chosen), f"The worker at {chosen.coordinates} was not"
+    else:
         return _warned(view, f"{short(worker)!r} is no rank: write its number, or DP rank and stage, such as 1,2.")
-    chosen = Worker(int(match[1]), int(match[2]))
-    cell = worker_map.cell(chosen)
-    return (
-        replace(view, cell=cell)
-        if cell is not None
-        else _warned(view, f"The worker at {chosen.coordinates} was not analysed in this job.")
-    )
+    return _warned(view, f"{missing} analysed in this job.") if cell is None else replace(view, cell=cell)
 
 
 def _warned(view: WorkerView, text: str) -> WorkerView:

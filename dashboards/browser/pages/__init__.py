@@ -22,5 +22,4 @@ page(
             link=dcc.Link("All jobs", href=href("/")),
         ),
     ],
-    lambda *_: [],
 )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import Input, Output, State, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.errors import SelectionError
@@ -176,14 +176,17 @@ def _nothing_chosen(stored: Stored, report: Report) -> Component:
 # --- what the page does ---------------------------------------------------------------------------------------------
 
 
+_CHOSEN = (
+    *(Input(f"compare-{name}", "value") for name in ("mode", "with", "split")),
+    State("compare-job", "data"),
+)
+
+
 @answers(
     Output("compare-content", "children"),
     Output("compare-by-job", "hidden"),
     Output("compare-by-step", "hidden"),
-    Input("compare-mode", "value"),
-    Input("compare-with", "value"),
-    Input("compare-split", "value"),
-    State("compare-job", "data"),
+    *_CHOSEN,
 )
 def choose(mode: str, other: str | None, split: str | None, job: str) -> Any:
     """Another job or step was chosen."""
@@ -204,18 +207,7 @@ def _chosen(job: str, by_step: bool, other: str | None, split: str | None) -> li
     return _content(stored, stored.report, "", split)
 
 
-clientside_callback(
-    """function (mode, other, split, job) {
-        window.tracekit.remember({
-            job: job, with: mode === "job" ? other : null, split: mode === "split" ? split : null,
-        });
-    }""",
-    Input("compare-mode", "value"),
-    Input("compare-with", "value"),
-    Input("compare-split", "value"),
-    State("compare-job", "data"),
-    prevent_initial_call=True,
-)
+clientside_callback(ClientsideFunction("tracekit", "rememberSides"), *_CHOSEN, prevent_initial_call=True)
 
 
 def _prefetches(stored_results: Results, args: Mapping[str, str]) -> list[Callable[[], object]]:

@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from dash import html
 from dash.development.base_component import Component
+from msgspec import structs
 
-from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.numeric.statistics import MeanDifference, difference_of_means
 from tracekit.base.text import seconds, short, sure, three_digits
 from tracekit.dashboards.browser.ui.components import (
@@ -28,10 +28,11 @@ from tracekit.dashboards.browser.ui.components import (
     row_table,
     term,
 )
-from tracekit.dashboards.browser.ui.context import viewer
-from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series, worker_map
+from tracekit.dashboards.browser.ui.context import results, viewer
+from tracekit.dashboards.browser.ui.figures import costs, distributions, step_series
 from tracekit.dashboards.browser.ui.sentences import Tone, place_words
-from tracekit.dashboards.figures.worker_map import UNKNOWN
+from tracekit.dashboards.figures.charts import worker_heatmap
+from tracekit.dashboards.figures.worker_map import WorkerMap
 from tracekit.report.compare import CauseChange, ChangeEffect, Side, cost_changes, verdict
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
@@ -209,7 +210,7 @@ def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, s
         panel(
             [f"{title.capitalize()}: what each worker ", term("costs alone"), " of a step"],
             *figure_parts(
-                worker_map(side, _ranks(side, reports[title]), viewer().theme),
+                worker_heatmap(_map_of(side), None, viewer().theme),
                 label=f"What each worker alone costs of a step {title} the change, DP ranks down, stages across",
                 table=_map_table(side),
                 csv=href(f"/download/{'by_worker_per_step' if split else 'by_worker'}.csv", job=side.job),
@@ -221,14 +222,9 @@ def worker_panels(before: Side, after: Side, reports: Mapping[str, Report], *, s
     return (halves(*maps), _largest(before, after, reports))
 
 
-def _ranks(side: Side, report: Report) -> Ints:
-    """The global rank of each worker of a side, as its map; UNKNOWN where the trace does not say."""
-    ranks = np.full(side.workers.shape, UNKNOWN, np.int64)
-    rows = {int(dp_rank): row for row, dp_rank in enumerate(side.dp_ranks)}
-    for worker_row in report.by_worker or ():
-        if worker_row.rank is not None and worker_row.dp_rank in rows:
-            ranks[rows[worker_row.dp_rank], worker_row.pp_rank] = worker_row.rank
-    return ranks
+def _map_of(side: Side) -> WorkerMap:
+    """The map of the job of a side, of its steps alone and without the names of hosts."""
+    return structs.replace(results().worker_map(side.job), slowdown=side.workers, hosts=())
 
 
 def _map_table(side: Side) -> pl.DataFrame:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from dash import Input, Output, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, clientside_callback, dcc, html
 from dash.development.base_component import Component
 
 from tracekit.base.text import NO_NAME, printable, seconds, three_digits
@@ -205,11 +205,13 @@ def _call(call: Synchronisation) -> Row:
 def _copies(gpu: GpuInReport) -> Component:
     rows = [
         (
-            f"{printable(transfer.kind)}{', pageable' if transfer.pageable else ''}",
-            *(f"{getattr(transfer, name):,}" for name in ("count", "bytes")),
-            *(seconds(getattr(transfer, name)) for name in ("seconds", "exposed_s")),
+            f"{printable(copy.kind)}{', pageable' if copy.pageable else ''}",
+            f"{copy.count:,}",
+            f"{copy.bytes:,}",
+            seconds(copy.seconds),
+            seconds(copy.exposed_s),
         )
-        for transfer in gpu.transfers
+        for copy in gpu.transfers
     ]
     return _table("Copies", ("Copies", "Times", "Bytes", "Takes", "Exposed"), rows)
 
@@ -230,10 +232,11 @@ def _memory(gpu: GpuInReport) -> Iterator[Component]:
 
 
 def _launches(gpu: GpuInReport) -> Component:
-    names = {"calls that launch": ("calls", "call_s"), "kernels": ("kernels", "kernel_s")}
-    names["kernels shorter than 10 us"] = ("short_kernels", "short_s")
+    launch = gpu.launch
     rows = [
-        (name, f"{getattr(gpu.launch, n):,}", seconds(getattr(gpu.launch, spent))) for name, (n, spent) in names.items()
+        ("calls that launch", f"{launch.calls:,}", seconds(launch.call_s)),
+        ("kernels", f"{launch.kernels:,}", seconds(launch.kernel_s)),
+        ("kernels shorter than 10 us", f"{launch.short_kernels:,}", seconds(launch.short_s)),
     ]
     return _table("Launches", ("Launches", "Times", "Takes"), rows)
 
@@ -269,14 +272,7 @@ def _changed(title: str, before: dict[str, float], after: dict[str, float]) -> C
 
 
 clientside_callback(
-    """function (text) {
-        const wanted = (text || "").toLowerCase(), rows = [...document.querySelectorAll("#names tbody tr")];
-        for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
-        window.tracekit.remember({q: text});
-        return wanted ? `${rows.filter((row) => !row.hidden).length} of ${rows.length} rows` : "";
-    }""",
-    Output("names-said", "children"),
-    Input("names-q", "value"),
+    ClientsideFunction("tables", "filterNames"), Output("names-said", "children"), Input("names-q", "value")
 )
 
 

@@ -151,4 +151,4 @@ def _earlier_hangs(hangs: tuple[StoredHang, ...]) -> list[Component]:
     return [panel("Earlier hangs", html.Ul(rows, className="evidence"), *more)]
 
 
-page(__name__, "/hang", "Hang", build, lambda *_: [])
+page(__name__, "/hang", "Hang", build)

@@ -13,14 +13,12 @@ from dash.development.base_component import Component
 
 from tracekit.base.text import (
     code_name,
-    main_clause,
     percent_sure,
     printable,
     seconds,
     short,
     sure,
     three_digits,
-    with_error,
 )
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.pages.gpu_parts import gpu_panels, pictures_of_sections, ranks_picture, sections
@@ -29,6 +27,7 @@ from tracekit.dashboards.browser.ui.charts import Level, steps_picture, waterfal
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     badge,
+    facts_table,
     folded,
     folded_panel,
     href,
@@ -52,14 +51,17 @@ from tracekit.dashboards.browser.ui.sentences import (
 )
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.words import (
+    core_rows,
     coverage_words,
     elsewhere_words,
+    fix_times,
     run_advice,
     run_of_several,
     share_words,
     since_words,
     steps_words,
     times_words,
+    trust_row,
     who_words,
 )
 from tracekit.report.conclusions import Finding, Fix, RunCause, RunVerdict, State
@@ -157,14 +159,6 @@ def _links(stored: Stored, cause: Finding) -> list[Component]:
     return [dcc.Link(words, href=address) for words, address in links.items() if address is not None]
 
 
-def _times(fix: Fix) -> list[str]:
-    """The step with a fix, and what it saves: without the profiler, where that is known."""
-    saves, step_s = fix.saves_step_s, fix.unprofiled_step_s
-    if saves is not None and step_s is not None:
-        return [seconds(step_s - saves.value), seconds(saves.value) if fix.bound else saves.words]
-    return [seconds(fix.new_step_s or 0.0), with_error(fix.saved_s or 0.0, fix.error_s)]
-
-
 def _fixes(stored: Stored, report: Report) -> list[Component]:
     """The fixes for a named cause, below a chart if several save most together; folded, what any job could try."""
     whole, where = report.job.whole, [] if report.gpu else ["Where"]  # one GPU is one place
@@ -186,7 +180,7 @@ def _fixes(stored: Stored, report: Report) -> list[Component]:
             cells.append(html.Td(f"not promised: {fix.withheld}", colSpan=2 + len(hours), className="note"))
         else:
             a_day = [f"{fix.saved_gpu_hours_per_day or 0.0:,.1f}"] if hours else []
-            cells += [*_times(fix), *a_day]
+            cells += [*fix_times(fix), *a_day]
         rows[confidence is not None].append(cells)
     cause_title, other_title = "What fixes give back", f"Fixes that any job could try: {len(rows[False])}"
     notes = [note(f"{words}.") for words in report.assumptions]
@@ -235,7 +229,6 @@ def _about_panel(stored: Stored, report: Report) -> Component:
     }
     if isinstance(source := stored.metadata.get("layout_source"), str):
         rows["Layout known by"] = short(source)
-    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in rows.items()]
     links = [
         html.A(f"{table}.csv", href=href(f"/download/{table}.csv", job=stored.name), download="")
         for table in ("causes", "fixes", "by_worker", "by_rank", "by_step")
@@ -243,7 +236,7 @@ def _about_panel(stored: Stored, report: Report) -> Component:
     ]
     return folded_panel(
         "About this job, and its tables as CSV",
-        html.Table(html.Tbody(body), className="plain about"),
+        facts_table(rows),
         html.P([html.Span([link, " "]) for link in links]),
     )
 
@@ -283,18 +276,15 @@ def _action(stored: Stored, report: Report) -> Component:
 def _rows(stored: Stored, report: Report) -> list[AnswerRow]:
     answer = report.answer
     step = report.worst_step.step if report.by_step else None
-    trust = f"{'yes' if report.trust.trustworthy else 'NO'}: {answer.trust}"
     path = page_link(stored, "critical path of the slowest step", "/timeline", step=step, critical="yes")
-    why, since = answer.why, since_words(report, viewer().zone)
-    if why and main_clause(why) in answer.headline:
-        why = None
+    core = dict(core_rows(answer, since=since_words(report, viewer().zone)))
     return [
-        ("Who", answer.who and answer.who + since, page_link(stored, "worker map", "/workers", worker=culprit(report))),
-        ("Why", why, path),
-        ("Costs", answer.cost, path if why is None else page_link(stored, "steps", "/workers")),
+        ("Who", core.get("Who"), page_link(stored, "worker map", "/workers", worker=culprit(report))),
+        ("Why", core.get("Why"), path),
+        ("Costs", core.get("Cost"), page_link(stored, "steps", "/workers") if "Why" in core else path),
         ("More to check", answer.check, None),
         ("Run", others_note(stored, report), None),
-        ("Trust", trust, None),
+        (*trust_row(answer.trust, trustworthy=report.trust.trustworthy), None),
         *((remark.name, remark.words, None) for remark in report.remarks),
     ]
 

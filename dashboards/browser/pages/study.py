@@ -150,11 +150,10 @@ def _culprits(report: FleetReport) -> Component:
     table = culprits_table(report.culprits, report.rate)
     if not table.rows:
         return panel(table.title, note(table.note or ""))
-    csv = html.A("CSV", href=inline_csv(report.culprits), download="")
-    return panel(table.title, _table_component(table, table.rows), note(table.note or ""), extra=csv)
+    return _panel(table, extra=html.A("CSV", href=inline_csv(report.culprits), download=""))
 
 
-def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
+def _panel(table: Table, by: str = "", values: Sequence[str] = (), extra: Component | None = None) -> Component:
     """A table; with `by`, a parameter of this page, each row leads to the jobs of its value."""
     cells: list[Any] = list(table.rows)
     if by:
@@ -162,11 +161,8 @@ def _panel(table: Table, by: str = "", values: Sequence[str] = ()) -> Component:
             [dcc.Link(first, href=href("/fleet", **{by: value})), *others]
             for (first, *others), value in zip(table.rows, values, strict=False)  # of many, the first are listed
         ]
-    return panel(table.title, _table_component(table, cells), *([note(table.note)] if table.note else []))
+    body = row_table(table.heads, cells, table.title, figure_columns(table.rows))
+    return panel(table.title, body, *([note(table.note)] if table.note else []), extra=extra)
 
 
-def _table_component(table: Table, cells: Sequence[Any]) -> Component:
-    return row_table(table.heads, cells, table.title, figure_columns(table.rows))
-
-
-page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])
+page(__name__, "/fleet", "Fleet", build)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import polars as pl
-from dash import Input, Output, State, clientside_callback, dcc, html
+from dash import ClientsideFunction, Input, Output, State, clientside_callback, dcc, html
 from dash.development.base_component import Component
 from msgspec import structs
 
@@ -133,16 +133,16 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
     }
     groups = {Grouping.WORKER: words.group, Grouping.HOST: "By host"}
     groups |= {Grouping.STAGE: "By stage"} if words.peers else {}
-    path = _choice(
-        "timeline-critical", "Critical path", "yes" if state.critical else "no", {"no": "Hide", "yes": "Show"}
+    path = choice(
+        "timeline-critical", "Critical path", {"no": "Hide", "yes": "Show"}, "yes" if state.critical else "no"
     )
     pipeline_choices = [
-        _choice("timeline-view", "Timeline", state.view, views),
-        _choice("timeline-streams", "Streams", state.streams, {Streams.COMPUTE: "Compute", Streams.ALL: "All"}),
-        _choice("timeline-order", "Order", state.order, {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}),
+        choice("timeline-view", "Timeline", views, state.view),
+        choice("timeline-streams", "Streams", {Streams.COMPUTE: "Compute", Streams.ALL: "All"}, state.streams),
+        choice("timeline-order", "Order", {Order.RANK: "By rank", Order.SLOWEST: "Slowest first"}, state.order),
     ]
     row_choices = [
-        _choice("timeline-group", "Rows", state.group, groups),
+        choice("timeline-group", "Rows", groups, state.group),
         _filter("timeline-dp_rank", words.ranks, state.dp_ranks, "0-3 7"),
     ]
     filters = [
@@ -168,10 +168,6 @@ def _controls(stored: Stored, words: TimelineWords, state: TimelineState, steps:
         ],
         className="timeline-controls",
     )
-
-
-def _choice(name: str, label: str, value: str, options: dict[Any, str]) -> Component:
-    return choice(name, label, {str(option): text for option, text in options.items()}, str(value))
 
 
 def _filter(name: str, label: str, value: str, example: str) -> Component:
@@ -265,17 +261,12 @@ def _table(stored: Stored, words: TimelineWords, state: TimelineState) -> list[C
 
 
 clientside_callback(
-    "function (config) { window.tracekitTimeline.mount(config); return true; }",
+    ClientsideFunction("timeline", "mount"),
     Output("timeline-mounted", "data"),  # a callback without an output does not run when the page appears
     Input("timeline-config", "data"),
 )
 clientside_callback(
-    """function (step, view, streams, order, critical, group, worker, dp_rank, stage, find) {
-        window.tracekitTimeline.change({
-            step: step, view: view, streams: streams, order: order, critical: critical === "yes" ? critical : null,
-            group: group === "worker" ? null : group, worker: worker, dp_rank: dp_rank, stage: stage, find: find,
-        });
-    }""",
+    ClientsideFunction("timeline", "change"),
     *(
         Input(f"timeline-{name}", "value")
         for name in ("step", "view", "streams", "order", "critical", "group", "worker", "dp_rank", "stage", "find")
@@ -283,11 +274,7 @@ clientside_callback(
     prevent_initial_call=True,
 )
 clientside_callback(
-    """function (previous, next, step, options) {
-        const steps = options.map((option) => option.value), by = dash_clientside.callback_context.triggered_id;
-        const at = steps.indexOf(step) + (by === "timeline-next" ? 1 : -1);
-        return steps[Math.min(Math.max(at, 0), steps.length - 1)];
-    }""",
+    ClientsideFunction("timeline", "neighbour"),
     Output("timeline-step", "value"),
     Input("timeline-previous", "n_clicks"),
     Input("timeline-next", "n_clicks"),

@@ -163,15 +163,7 @@ def _form(kind: StoredKind, report: Report, state: Asking, seen: CurrentAnswers)
             ],
             className="grow",
         ),
-        html.Div(
-            choice(
-                "whatif-action",
-                "What happens to them",
-                {str(value): label for value, label in _ACTIONS.items()},
-                action,
-            ),
-            hidden=not kind.of_ops,
-        ),
+        html.Div(choice("whatif-action", "What happens to them", _ACTIONS, action), hidden=not kind.of_ops),
         html.Div(
             text_field("whatif-factor", "Factor", state["factor"] or "0.5", style="narrow"),
             id="whatif-factor-field",
@@ -299,20 +291,12 @@ clientside_callback(
 )
 
 clientside_callback(
-    "function (action) { return action !== 'scale'; }",
+    ClientsideFunction("whatif", "needsNoFactor"),
     Output("whatif-factor-field", "hidden"),
     Input("whatif-action", "value"),
     prevent_initial_call=True,
 )
 
-clientside_callback(
-    """function (state) {
-        window.tracekit.remember({
-            job: state.job, select: state.select, action: state.action, factor: state.factor, kept: state.beside,
-        });
-    }""",
-    Input("whatif-state", "data"),
-    prevent_initial_call=True,
-)
+clientside_callback(ClientsideFunction("whatif", "remember"), Input("whatif-state", "data"), prevent_initial_call=True)
 
 job_page(__name__, "/whatif", build)

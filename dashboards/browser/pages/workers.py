@@ -41,6 +41,7 @@ from tracekit.dashboards.browser.data.view_state import (
 from tracekit.dashboards.browser.ui.components import (
     attributes,
     drawing,
+    facts_table,
     figure_panel,
     figure_parts,
     guarded,
@@ -52,6 +53,7 @@ from tracekit.dashboards.browser.ui.components import (
     scale,
     term,
     text_field,
+    thirds,
 )
 from tracekit.dashboards.browser.ui.context import results, viewer
 from tracekit.dashboards.browser.ui.sentences import MOST_NAMED, believed, host_words, space_words, time_words
@@ -91,24 +93,12 @@ def build(stored: Stored, report: Report, **state: str) -> list[Component]:
     return [
         html.Div(_messages(view), id="workers-said", role="status"),
         panel("Who and since when", *pattern, *_missing(report)),
-        html.Div(
-            [
-                html.Div(_map_panel(stored.name, report, workers, view), className="twothirds"),
-                html.Div(panel("Slowest workers", listing), className="third"),
-            ],
-            className="row",
-        ),
+        thirds(_map_panel(stored.name, report, workers, view), panel("Slowest workers", listing)),
         halves(
             panel("One worker among its peers", history),
             panel("Hosts" if workers.only_host is None else "Host", draining),
         ),
-        html.Div(
-            [
-                html.Div(_times_panel(stored), className="twothirds"),
-                html.Div(panel("Slowest steps", slowest_steps(stored)), className="third"),
-            ],
-            className="row",
-        ),
+        thirds(_times_panel(stored), panel("Slowest steps", slowest_steps(stored))),
         _steps_panel(stored, workers),
         dcc.Store(id="workers-job", data=stored.name),
         dcc.Store(id="workers-view", data=address(workers, view)),
@@ -224,7 +214,7 @@ def _scrubber(job: str, report: Report, workers: WorkerMap, view: WorkerView) ->
 
 
 def _strip(report: Report, count: int) -> Component:
-    shares = np.array([(row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in report.by_step])
+    shares = np.array([row.lost_share for row in report.by_step])
     top = max(0.1, float(shares.max()))
     block = -(-count // MOST_BARS)
     bars = []
@@ -424,12 +414,11 @@ def detail(workers: WorkerMap, cell: int, job: str, position: int | None, *, def
     ]
     table = pl.DataFrame({"step": workers.steps, "slowdown": per_step[:, cell]})
     moments = [viewer().moment(starts.get(int(number))) for number in workers.steps]
-    body = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
     return [
         html.H3([f"{name[:1].upper()}{name[1:]}", html.Span("the slowest" if default else "", className="note")]),
         html.Div(
             [
-                html.Table(html.Tbody(body), className="plain tight about"),
+                facts_table(facts, "plain tight about"),
                 html.P([html.Span(link, className="next") for link in links]),
             ]
         ),

@@ -18,7 +18,7 @@ from tracekit.dashboards.browser.data.view_state import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
 from tracekit.dashboards.figures.charts import gaps_before
-from tracekit.dashboards.figures.worker_map import LEVELS, Pooled, WorkerMap, pool
+from tracekit.dashboards.figures.worker_map import Pooled, WorkerMap, pooled_to
 from tracekit.dashboards.theme import ink_on
 from tracekit.report.tables import OfStep
 
@@ -49,17 +49,17 @@ class Level:
 
 def worker_cells(workers: WorkerMap, job: str) -> Component:
     """S_w of every worker, DP ranks down, stages across; large jobs show the worst worker of each patch."""
-    dp_ranks, stages = workers.slowdown.shape
-    pooled = pool(workers.slowdown, -(-dp_ranks // MOST_ROWS), -(-stages // MOST_COLUMNS))
+    pooled = pooled_to(workers.slowdown, MOST_ROWS, MOST_COLUMNS)
     rows, columns = pooled.values.shape
-    levels = np.searchsorted(LEVELS, np.nan_to_num(pooled.values), side="right")
     corner = html.Span("dp", className="axis", title="DP ranks down, stages across")
     noun = "stage " if columns <= FEW_COLUMNS else ""
     heads = [html.Span(f"{noun}{column * pooled.column_block}", className="axis") for column in range(columns)]
     cells: list[Component] = [corner, *heads]
     for row in range(rows):
         cells.append(html.Span(str(workers.dp_ranks[row * pooled.row_block]), className="axis"))
-        cells += [_cell(workers, job, pooled, row, column, int(levels[row, column])) for column in range(columns)]
+        cells += [
+            _cell(workers, job, pooled, row, column, int(pooled.levels[row, column])) for column in range(columns)
+        ]
     size = pooled.row_block * pooled.column_block
     patch = f"; a cell is the worst of {size} workers" if size > 1 else ""
     caption = html.Figcaption(f"share of a step that each worker alone costs: DP ranks down, stages across{patch}")

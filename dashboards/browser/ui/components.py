@@ -93,6 +93,17 @@ def halves(*parts: Any) -> Component:
     return html.Div([html.Div(part, className="half") for part in parts], className="row")
 
 
+def thirds(wide: Any, narrow: Any) -> Component:
+    """Two parts in a row, the first twice as wide; below each other on narrow screens."""
+    return html.Div([html.Div(wide, className="twothirds"), html.Div(narrow, className="third")], className="row")
+
+
+def facts_table(facts: Mapping[str, Any], style: str = "plain about") -> Component:
+    """Values, each after its name."""
+    rows = [html.Tr([html.Th(name, scope="row"), html.Td(value)]) for name, value in facts.items()]
+    return html.Table(html.Tbody(rows), className=style)
+
+
 def note(text: Children) -> Component:
     """A placeholder for missing content, with the reason."""
     return html.P(text, className="note")
@@ -295,7 +306,7 @@ def text_field(
     return html.Label(parts, className=f"text-field {style}")
 
 
-def choice(name: str, label: str, options: Mapping[str, str], value: str | Sequence[str]) -> Component:
+def choice(name: str, label: str, options: Mapping[Any, str], value: str | Sequence[str]) -> Component:
     """Radio buttons; checkboxes if `value` is a list. `options`: label by value."""
     buttons = Choice(id=name, options=_items(options), value=value)
     return html.Fieldset([html.Legend(label, className="field-label"), buttons], className="choice")
@@ -307,8 +318,8 @@ def menu(name: str, label: str, options: Mapping[str, str], value: str) -> Compo
     return html.Label([html.Span(label, className="field-label"), select], className="menu")
 
 
-def _items(options: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"value": value, "label": label} for value, label in options.items()]
+def _items(options: Mapping[Any, str]) -> list[dict[str, str]]:
+    return [{"value": str(value), "label": label} for value, label in options.items()]
 
 
 def scale(name: str, label: str, maximum: int, value: int) -> Component:

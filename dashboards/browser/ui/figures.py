@@ -1,4 +1,4 @@
-"""Plotly figures that only pages draw: two jobs on one map, what-if answers, GPUs, the jobs of a study."""
+"""Plotly figures that only pages draw: two jobs side by side, what-if answers, GPUs, the jobs of a study."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from tracekit.analysis.numeric.arrays import Ints
 from tracekit.base.text import seconds, short
-from tracekit.dashboards.figures.charts import figure, markers, worker_heatmap
-from tracekit.dashboards.figures.worker_map import UNKNOWN, WorkerMap
+from tracekit.dashboards.figures.charts import figure, markers
 from tracekit.dashboards.theme import Theme, ink_on
 from tracekit.report.compare import CostChange, Side
 from tracekit.report.hardware import MemoryTimes
@@ -93,18 +91,6 @@ def distributions(before: Side, after: Side, theme: Theme) -> go.Figure:
         )
     fig.update_yaxes(tickformat=".0%", range=[0, 1.02])
     return fig
-
-
-def worker_map(side: Side, ranks: Ints, theme: Theme) -> go.Figure:
-    """Exact S_w of each worker, DP ranks down, stages across.
-
-    `ranks`: the global rank of each, shaped as `side.workers`; UNKNOWN where the trace lacks it.
-    """
-    unknown, per_step = np.full(ranks.shape, UNKNOWN), side.workers[None]
-    worker_map_of_side = WorkerMap(
-        pl.DataFrame(), side.dp_ranks, side.workers, ranks, unknown, (), side.steps[:0], per_step
-    )
-    return worker_heatmap(worker_map_of_side, None, theme)
 
 
 @dataclass(frozen=True, slots=True)

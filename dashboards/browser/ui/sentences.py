@@ -257,7 +257,7 @@ def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
     if len(by_step) == 1:
         return "One step was traced: since when cannot be said."
     steps = listed(map(str, pattern.slow_steps), MOST_NAMED)
-    shares = {row.step: (row.lost_s or 0.0) / row.recorded_s if row.recorded_s else 0.0 for row in by_step}
+    shares = {row.step: row.lost_share for row in by_step}
     low, high = min(shares.values()), max(shares.values())
     match pattern.shape:
         case "none":

@@ -50,7 +50,6 @@ from tracekit.dashboards.browser.ui.context import (
 )
 from tracekit.dashboards.browser.ui.sentences import Tone, headline, run_headline
 from tracekit.dashboards.documents.markdown import messages
-from tracekit.dashboards.theme import DARK
 from tracekit.report.report import Report
 from tracekit.store import HANG
 
@@ -76,7 +75,7 @@ ADDRESS = "\ue000"
 _LAST = (("last 15 minutes", 900.0), ("last hour", 3600.0), ("last day", 86400.0), ("last week", 604800.0))
 
 
-def page(module: str, path: str, title: str, build: Layout, reads: Reads) -> None:
+def page(module: str, path: str, title: str, build: Layout, reads: Reads = lambda *_: ()) -> None:
     """Register a page: `build` gets the state in the URL as text by name and returns the content of the page.
 
     `reads`: the data it needs, prefetched as soon as a browser requests the document around it.
@@ -123,7 +122,7 @@ def read_ahead() -> None:
         results().ahead(*reads(results(), flask.request.args))
 
 
-def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) -> None:
+def job_page(module: str, path: str, build: Layout, reads: Reads = lambda *_: ()) -> None:
     """Register a page of one job: `build` gets the `Stored` job and its report first. Without `job=`, it is the newest.
 
     `reads`: the data it needs besides the job's report, for an address that names the job. `window=` chooses the window
@@ -133,7 +132,7 @@ def job_page(module: str, path: str, build: Layout, reads: Reads | None = None) 
     def all_reads(results: Results, args: Mapping[str, str]) -> Sequence[Callable[[], object]]:
         if "job" not in args:
             return [results.jobs]
-        return [partial(results.stored, args["job"]), *(() if reads is None else reads(results, args))]
+        return [partial(results.stored, args["job"]), *reads(results, args)]
 
     def layout(job: str | None = None, window: str | None = None, **state: str) -> list[Component]:
         name = results().newest() if job is None else job
@@ -223,7 +222,7 @@ def trust_badge(report: Report) -> Component:
 
 def frame() -> Component:
     """The whole document: header, then the page that the URL names."""
-    dark = viewer().theme is DARK
+    theme_name = viewer().theme.name
     local = viewer().zone is not UTC and str(viewer().zone) != "UTC"
     zone = html.Button(
         "Times: local" if local else "Times: UTC",
@@ -232,10 +231,10 @@ def frame() -> Component:
         **attributes(data_zone="local" if local else "utc"),
     )
     theme = html.Button(
-        "Theme: dark" if dark else "Theme: light",
+        f"Theme: {theme_name}",
         id="theme",
         title="Switch between the light and the dark theme",
-        **attributes(data_theme="dark" if dark else "light"),
+        **attributes(data_theme=theme_name),
     )
     find = html.Button("Search", id="find", title="Find a job, worker or host: /", **attributes(aria_keyshortcuts="/"))
     keys = html.Button("?", id="keys", title="Keys", **attributes(aria_label="Keys", aria_keyshortcuts="?"))
@@ -260,7 +259,7 @@ def frame() -> Component:
                 overlay_style={"visibility": "visible", "opacity": 0.5},
             ),
         ],
-        className="frame dark" if dark else "frame light",
+        className=f"frame {theme_name}",
     )
 
 

@@ -96,13 +96,9 @@ def make_app(
 
 @cache
 def _declared() -> tuple[Any, ...]:
-    """Import the pages and return the callbacks, functions and scripts that they register with Dash."""
+    """Import the pages and return the callbacks and functions that they register with Dash; none has a script."""
     import_module("tracekit.dashboards.browser.pages")
-    registries: tuple[Any, ...] = (
-        _callback.GLOBAL_CALLBACK_LIST,
-        _callback.GLOBAL_CALLBACK_MAP,
-        _callback.GLOBAL_INLINE_SCRIPTS,
-    )
+    registries: tuple[Any, ...] = (_callback.GLOBAL_CALLBACK_LIST, _callback.GLOBAL_CALLBACK_MAP)
     contents = tuple(registry.copy() for registry in registries)
     for registry in registries:
         registry.clear()
@@ -111,10 +107,9 @@ def _declared() -> tuple[Any, ...]:
 
 def _give_callbacks(app: Dash) -> None:
     """Register the callbacks of the pages with the app: Dash does so only for the first app of a process."""
-    callbacks, functions, scripts = _declared()
+    callbacks, functions = _declared()
     app.callback_map.update({name: dict(function) for name, function in functions.items()})
     app._callback_list.extend(callbacks)  # noqa: SLF001 - as Dash does it
-    app._inline_scripts.extend(scripts)  # noqa: SLF001 - as Dash does it
 
 
 class _Threads(ThreadedTaskDispatcher):  # type: ignore[misc]  # waitress has no types

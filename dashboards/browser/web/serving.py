@@ -239,7 +239,6 @@ def _metrics(url: str) -> flask.Response:
 @lru_cache(maxsize=1)
 def _states(store: Path) -> Callable[[], JobStates]:
     from tracekit.live.metrics import remembered
-    from tracekit.store import Store
 
     return remembered(Store(store))
 

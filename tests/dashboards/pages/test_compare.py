@@ -21,29 +21,14 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.watched import analysed
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
-from tests.sides import side
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data.queries import Results
-from tracekit.dashboards.browser.ui.figures import worker_map
-from tracekit.dashboards.theme import LIGHT
 from tracekit.report.compare import parts, whole
 from tracekit.store import Store
 from tracekit.trace.canonical import Trace
 
 Visit = Callable[..., Page]
-
-
-def test_a_map_larger_than_a_screen_keeps_the_slowest_worker_and_its_name() -> None:
-    workers = np.ones((1024, 64))
-    workers[514, 1] = 3.0
-    each = side([1.0], workers=workers, dp_ranks=np.arange(1024))
-    ranks = np.arange(1024 * 64).reshape(1024, 64)
-    drawn = worker_map(each, ranks, LIGHT).data[0]
-    assert drawn.z.shape == (147, 64)  # 7 DP ranks in a row
-    assert drawn.z.max() == drawn.z[73, 1] == pytest.approx(2 / 3)
-    assert drawn.customdata[73, 1].tolist() == [514, 1, 514 * 64 + 1]
-    assert "rank %{customdata[2]}<br>dp %{customdata[0]}, stage %{customdata[1]}<br>" in drawn.hovertemplate
 
 
 def test_no_page_of_two_equal_jobs_that_lose_nothing_makes_the_browser_complain(
