@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import cycle, islice
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay import Method
 from tracekit.base.text import (
     counted,
@@ -361,6 +363,17 @@ def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
         return datetime.fromtimestamp(epoch_s, zone)
     except (ValueError, OverflowError, OSError):  # a trace can hold any number
         return None
+
+
+def gaps_before(steps: npt.NDArray[np.integer[Any]]) -> Ints:
+    """The positions of the steps before which some were not recorded: those that follow later than steps mostly do."""
+    apart = np.diff(steps)
+    return np.flatnonzero(apart > np.median(apart)) + 1 if len(apart) else np.zeros(0, np.int64)
+
+
+def gaps_of_bars(steps: npt.NDArray[np.integer[Any]], size: int) -> set[int]:
+    """The numbers of the bars, of `size` steps each, before which some steps were not recorded."""
+    return set((-(-gaps_before(steps) // size)).tolist())
 
 
 def lines_of(picture: Picture, width: int) -> list[str]:

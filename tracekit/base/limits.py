@@ -120,9 +120,7 @@ def _some_at_once(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class Search:
-    """A search of a folder. `folders`: those that it has seen or passes over, by device and inode. `bounded`: it may end
-    early.
-    """
+    """A search of a folder. `folders`: by device and inode, those that it passes over. `bounded`: it may end early."""
 
     def __init__(self, folder: Path, *, bounded: bool = True) -> None:
         self._folder, self._left = folder, MOST_ENTRIES if bounded else float("inf")
