@@ -123,13 +123,13 @@ class Search:
     """A search of a folder. `folders`: by device and inode, those that it passes over. `bounded`: it may end early."""
 
     def __init__(self, folder: Path, *, bounded: bool = True) -> None:
-        self._folder, self._left = folder, MOST_ENTRIES if bounded else float("inf")
+        self._folder, self._entries_left = folder, MOST_ENTRIES if bounded else float("inf")
         self.folders = {(status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.isdir, OF_KERNEL))}
 
     def count(self, entries: int) -> None:
         """Count entries that it looks at. Raises FormatError if they are too many."""
-        self._left -= entries
-        if self._left < 0:
+        self._entries_left -= entries
+        if self._entries_left < 0:
             many = f"{MOST_ENTRIES:,} files and folders"
             raise FormatError(f"{self._folder}: not searched further after {many}; name the trace, or a smaller folder")
 

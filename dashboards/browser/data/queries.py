@@ -142,7 +142,7 @@ class Results:
         self._chosen: tuple[str, int] | None = None
         self._range: tuple[str, float, float] | None = None
         self._lists, self._of_catalogue = ResultCache(LISTS_KEPT), ResultCache(TABLES_KEPT)
-        self._kept, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
+        self._results, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
         self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
         self._runs = ResultCache(RUNS_KEPT)
 
@@ -212,7 +212,7 @@ class Results:
         """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
         none is chosen.
         """
-        stored = self._cached_of_job(name, ("stored",), self._kept, self._read_stored)
+        stored = self._cached_of_job(name, ("stored",), self._results, self._read_stored)
         is_of_window = self._chosen is not None and self._chosen[0] == name and self._range is None
         if stored.report is None or stored.windows < 2 or is_of_window:
             return stored
@@ -248,15 +248,15 @@ class Results:
 
     def worker_steps(self, name: str) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
-        return self._cached_of_job(name, ("workers",), self._kept, self._read_worker_steps)
+        return self._cached_of_job(name, ("workers",), self._results, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._cached_of_job(name, ("map",), self._kept, self._build_worker_map)
+        return self._cached_of_job(name, ("map",), self._results, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Map step number to its start in seconds since the epoch; None where unknown."""
-        return self._cached_of_job(name, ("starts",), self._kept, self._read_step_starts)
+        return self._cached_of_job(name, ("starts",), self._results, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
         """The pipeline with its trace, ready to be replayed; the last few stay in memory."""
@@ -376,8 +376,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._cached(row, ("stored",), self._kept, self._read_stored)
-        worker_steps = self._cached(row, ("workers",), self._kept, self._read_worker_steps)
+        stored = self._cached(row, ("stored",), self._results, self._read_stored)
+        worker_steps = self._cached(row, ("workers",), self._results, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         rows, coverage = stored.report.by_worker or [], stored.report.coverage
@@ -463,15 +463,15 @@ class FleetStudy:
         self.path = path
         self._study = Study(path)
         self._making = threading.Lock()
-        self._kept: tuple[object, FleetReport] | None = None
+        self._report_of_state: tuple[object, FleetReport] | None = None
 
     def report(self) -> FleetReport:
         """Return the report of the study as it is now. Raises StudyError if there is no study."""
         with self._making:
             state = self._study.state()
-            if self._kept is None or self._kept[0] != state:
-                self._kept = state, self._report()
-            return self._kept[1]
+            if self._report_of_state is None or self._report_of_state[0] != state:
+                self._report_of_state = state, self._report()
+            return self._report_of_state[1]
 
     def of_job(self, job: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the causes of a job, and its fixes that save something, by its number in the study."""

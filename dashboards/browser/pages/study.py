@@ -169,4 +169,4 @@ def _table_component(table: Table, cells: Sequence[Any]) -> Component:
     return row_table(table.heads, cells, table.title, figure_columns(table.rows))
 
 
-page(__name__, "/fleet", "Fleet", build, lambda _found, _state: [])
+page(__name__, "/fleet", "Fleet", build, lambda _study, _state: [])
