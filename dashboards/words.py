@@ -27,7 +27,7 @@ from tracekit.base.text import (
     three_digits,
     with_error,
 )
-from tracekit.report.conclusions import Answer, Fix, RunCause, RunVerdict, State
+from tracekit.report.conclusions import Answer, Finding, Fix, RunCause, RunVerdict, State
 from tracekit.report.finding import LossKind, kind_words
 from tracekit.report.report import Report
 from tracekit.report.tables import BarTimeline, OfWorker, Picture, Section, Series, ShareGrid, Table
@@ -119,10 +119,17 @@ def cause_table(report: Report) -> Table:
     """The causes, costliest first."""
     rows = []
     for cause, place in zip(report.findings, report.answer.places, strict=True):
-        priced = (cause.when, percent_sure(cause.confidence), cause.costs.removeprefix("costs "))
+        priced = (cause.when, percent_sure(cause.confidence), cost_words(cause).removeprefix("costs "))
         rows.append((cause.title, place, *(priced if cause.priced else ("", "", "")), cause.effect,
                      cause.next_check))  # fmt: skip
     return Table("Causes", ("Cause", "Where", "When", "Sure", "Costs", "Because", "Check"), tuple(rows))
+
+
+def cost_words(cause: Finding) -> str:
+    """What a cause costs; of one that acts in some of the steps only, on average over all of them."""
+    if cause.saved_when_acting_s is None:
+        return cause.costs
+    return cause.costs.replace(" a step", " a step on average", 1)
 
 
 def fix_table(report: Report) -> Table:

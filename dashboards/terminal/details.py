@@ -34,7 +34,7 @@ from tracekit.dashboards.terminal.tables import (
     slowdown_text,
     steps_line,
 )
-from tracekit.dashboards.words import fix_table, published_difference, worker_label
+from tracekit.dashboards.words import cost_words, fix_table, published_difference, worker_label
 from tracekit.report.conclusions import Culprit, Finding, Fix
 from tracekit.report.questions import Optimum, change_text
 from tracekit.report.report import Report
@@ -168,7 +168,7 @@ def _causes(report: Report) -> RenderableType:
         line = Text().append(cause.title, style="bold")
         line.append(f"  {place}" if cause.priced or cause.where_text != "whole job" else "")
         if cause.priced:
-            line.append(f", {cause.when}, {sure(cause.confidence)}: {cause.costs}")
+            line.append(f", {cause.when}, {sure(cause.confidence)}: {cost_words(cause)}")
             if cause.saved_when_acting_s is not None:
                 line.append(f", {seconds(cause.saved_when_acting_s)} in each of those steps")
         lines.append(_hanging_indent(f" {number}.", line))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracekit.dashboards.words import lines_of
+from tests.reports import report_with
+from tracekit.dashboards.words import cost_words, lines_of
 from tracekit.report.tables import (
     BarTimeline,
     LegendEntry,
@@ -90,3 +91,20 @@ def test_more_kinds_of_bars_than_characters_begin_again() -> None:
     assert cells == "row             █▓▒░:-+=*█▓▒"
     assert names.startswith("█ kind 0, ▓ kind 1")
     assert names.endswith("▒ kind 11")
+
+
+@pytest.mark.parametrize(
+    ("costs", "acting_s", "words"),
+    [
+        ("costs 1.00 s a step", None, "costs 1.00 s a step"),
+        ("costs 1.00 s a step", 4.0, "costs 1.00 s a step on average"),
+        (
+            "costs 1.00 s a step once the others are gone",
+            4.0,
+            "costs 1.00 s a step on average once the others are gone",
+        ),
+    ],
+)
+def test_a_cause_that_comes_and_goes_costs_a_mean(costs: str, acting_s: float | None, words: str) -> None:
+    report = report_with(causes=[{"costs": costs, "saved_when_acting_s": acting_s}])
+    assert cost_words(report.findings[0]) == words

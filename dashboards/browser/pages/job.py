@@ -52,6 +52,7 @@ from tracekit.dashboards.browser.ui.sentences import (
 )
 from tracekit.dashboards.browser.ui.shell import job_page
 from tracekit.dashboards.words import (
+    cost_words,
     coverage_words,
     elsewhere_words,
     run_advice,
@@ -112,7 +113,7 @@ def _cause(stored: Stored, report: Report, cause: Finding) -> list[Any]:
     if costs or cause.suggested_fix:
         head.append(f"  {place_words(report, cause) or 'whole job'}, {cause.when}")
     if costs:
-        head.append(f": {cause.costs}, {sure(cause.confidence)}")
+        head.append(f": {cost_words(cause)}, {sure(cause.confidence)}")
     parts: list[Component] = [html.Div(head), html.Div(_effect(cause, costs=costs))]
     evidence = [("Looks like", "signature"), ("Wrong if", "refuted_by")]
     if cause.effect != report.answer.why:
