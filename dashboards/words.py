@@ -279,6 +279,12 @@ def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
     return f"from {since:{dated}} to {until:{dated}} {until:%Z}"
 
 
+def lost_words(run: RunVerdict) -> str:
+    """What a run lost: "0.5 GPU-hours in all, 15.6% of the run"; without its GPUs, in seconds."""
+    lost = seconds(run.lost_s) if run.gpu_hours_lost is None else f"{three_digits(run.gpu_hours_lost)} GPU-hours"
+    return f"{lost} in all, {share_words(run, run.lost_s)}"
+
+
 def run_rows(report: Report) -> Iterator[tuple[str, str]]:
     """Name and words of what else to say about a run: further causes, what to do, what the verdict covers, and the
     newest window. Nothing for a report on one window.
@@ -289,8 +295,7 @@ def run_rows(report: Report) -> Iterator[tuple[str, str]]:
     others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:_MOST_RUN_CAUSES]
     yield from (("" if number else "Then", cause_sentence(cause, UTC, run)) for number, cause in enumerate(others))
     if run.lost_s > 0:
-        hours = three_digits(run.gpu_hours_lost)
-        yield "Lost", f"{hours} GPU-hours in all, {share_words(run, run.lost_s)}; `tracekit bill` has every hour"
+        yield "Lost", f"{lost_words(run)}; `tracekit bill` has every hour"
     if advice := run_advice(run, report):
         yield "Do", advice
     if covers := coverage_words(run):
