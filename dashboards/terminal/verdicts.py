@@ -117,13 +117,14 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     table.columns[0].no_wrap = True
 
     def add(name: str, row: Mapping[str, Any], whole: float | None) -> None:
-        spent, gpu_hours = row["spent"] if by_part else row["useful"], row["gpu_hours"]
+        gpu_hours, spent = row["gpu_hours"], row["spent"] if by_part else row["useful"]
+        share = spent and spent / (whole or 1.0)
         money = "-" if gpu_hours is None else f"{gpu_hours * (gpu_hour or 0.0):,.2f}"
         table.add_row(
             Text(short(name, _LONGEST_CAUSE)),
             three_digits(row["hours"]),
             "-" if gpu_hours is None else three_digits(gpu_hours),
-            "-" if spent is None else f"{spent / whole if whole else 0.0:.1%}",
+            "-" if share is None else f"{share:.1%}",
             *([] if gpu_hour is None else [money]),
         )
 
