@@ -97,8 +97,8 @@ class Totals:
         return sum(len(one.must) for one in self.judged)
 
     @property
-    def found(self) -> int:
-        return sum(len(one.found) for one in self.judged)
+    def recalled(self) -> int:
+        return sum(len(one.recalled) for one in self.judged)
 
     @property
     def blamed(self) -> int:
@@ -131,7 +131,7 @@ def report(judged: Iterable[Judgement]) -> str:
 
 def _by_cause(judged: Sequence[Judgement]) -> str:
     must = Counter(str(truth.kind) for one in judged for truth in one.must)
-    named = Counter(str(truth.kind) for one in judged for truth in one.found)
+    named = Counter(str(truth.kind) for one in judged for truth in one.recalled)
     wrong = Counter(cause.kind for one in judged for cause in one.wrong)
     errors: defaultdict[str, list[float]] = defaultdict(list)
     for judgement in judged:
@@ -178,7 +178,7 @@ def _totals(total: Totals) -> str:
                 f"- Precision: **{_ratio(total.right, total.right + total.wrong)}** ({total.right} right, {total.wrong}"
                 " wrong)"
             ),
-            f"- Recall: **{_ratio(total.found, total.must)}** ({total.found} of {total.must})",
+            f"- Recall: **{_ratio(total.recalled, total.must)}** ({total.recalled} of {total.must})",
             f"- Timing right: {sum(not cause.mistimed for cause in right)} of {len(right)} rightly named causes",
             f"- Healthy jobs with a false accusation: **{total.blamed}** of {blameless}",
             (
@@ -197,7 +197,7 @@ def _row(case: str, total: Totals) -> list[str]:
     judged = total.judged
     return [
         case, str(len(judged)), f"{np.mean([one.slowdown for one in judged]):.2f}",
-        str(sum(one.trusted for one in judged)), str(total.must), str(total.found), str(total.wrong),
+        str(sum(one.trusted for one in judged)), str(total.must), str(total.recalled), str(total.wrong),
         _quantile(total.cause_errors, 0.5), _quantile(total.fix_errors, 0.5), _quantile(total.fix_errors, 0.95),
     ]  # fmt: skip
 

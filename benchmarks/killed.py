@@ -37,7 +37,7 @@ def section() -> str:
         ops = _ops(store)
         outcomes = Counter(_kill(store, ops, chosen, longest_s) for _ in range(KILLS))
         assert _import(store.path, "last").wait() == 0
-        left_over = _left(store.path)
+        left_over = _files_to_clear(store.path)
     assert not left_over, left_over
     return (
         "## Killed imports\n\n"
@@ -75,7 +75,7 @@ def _killed_windows() -> str:
                 _check_windows(Store(path), reported, trace.ops.height)
         with Store(path).writing():
             pass
-        assert not _left(path)
+        assert not _files_to_clear(path)
         stored_in_all = len(Store(path).windows("live"))
     return (
         f"{KILLS} times kill -9 of a process that appends window after window with their reports, at random moments"
@@ -141,9 +141,9 @@ def _kill(store: Store, ops: int, chosen: random.Random, longest_s: float) -> st
     assert after == before or after == before | {name: after[name]}, (before, after)
     for job in after:
         assert store.load(job).ops.height == ops, job
-    return f"the {'new' if replaced else 'old'} store{' and files to clear' if _left(store.path) else ''}"
+    return f"the {'new' if replaced else 'old'} store{' and files to clear' if _files_to_clear(store.path) else ''}"
 
 
-def _left(store: Path) -> list[str]:
+def _files_to_clear(store: Path) -> list[str]:
     """Files that a killed writer left: a copy of the catalogue, its note of unfinished files."""
     return sorted(path.name for path in store.iterdir() if path.name.startswith((".tracekit", "unfinished")))

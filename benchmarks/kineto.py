@@ -78,10 +78,11 @@ def _speed() -> str:
 
 def _verdicts() -> str:
     rows = [["healthy", *_healthy(_jobs())]]
-    rows += [[name, *_found(name.split(",")[0], trouble, _jobs())] for name, trouble in TROUBLES.items()]
+    rows += [[name, *_row_of_trouble(name.split(",")[0], trouble, _jobs())] for name, trouble in TROUBLES.items()]
     rows += [["CUDA graphs, healthy", *_healthy(_jobs(cuda_graphs=True))]]
     rows += [
-        [f"CUDA graphs, {name}", *_found(name, TROUBLES[name], _jobs(cuda_graphs=True))] for name in GRAPH_TROUBLES
+        [f"CUDA graphs, {name}", *_row_of_trouble(name, TROUBLES[name], _jobs(cuda_graphs=True))]
+        for name in GRAPH_TROUBLES
     ]
     head = ["trouble", "jobs", "rank named", "cause first", "price / true price", "missed"]
     return f"Simulated jobs of 2, 4 and 8 ranks, GPU-bound and host-bound.\n\n{table(head, rows)}"
@@ -151,7 +152,7 @@ def _healthy(jobs: Iterator[Job]) -> list[str]:
     return [str(6 * SEEDS), f"{len(named)} (0 is right)", "", "", missed]
 
 
-def _found(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
+def _row_of_trouble(cause: str, trouble: Trouble, jobs: Iterator[Job]) -> list[str]:
     rank = right = count = 0
     ratios, missed = [], []
     for healthy in jobs:

@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from itertools import cycle, islice
-from typing import assert_never
+from typing import Any, assert_never
 
 import numpy as np
+import numpy.typing as npt
 
+from tracekit.analysis.numeric.arrays import Ints
 from tracekit.analysis.replay import Method
 from tracekit.base.text import (
     counted,
@@ -270,6 +272,12 @@ def times_words(cause: RunCause, zone: tzinfo = UTC) -> str:
     return f"from {since:{dated}} to {until:{dated}} {until:%Z}"
 
 
+def lost_words(run: RunVerdict, in_all: str = "in all") -> str:
+    """What a run lost: "0.5 GPU-hours in all, 15.6% of the run"; without its GPUs, in seconds."""
+    lost = seconds(run.lost_s) if run.gpu_hours_lost is None else f"{three_digits(run.gpu_hours_lost)} GPU-hours"
+    return f"{lost} {in_all}, {share_words(run, run.lost_s)}"
+
+
 def run_rows(report: Report) -> Iterator[tuple[str, str]]:
     """Name and words of what else to say about a run: further causes, what to do, what the verdict covers, and the
     newest window. Nothing for a report on one window.
@@ -280,8 +288,7 @@ def run_rows(report: Report) -> Iterator[tuple[str, str]]:
     others = [cause for cause in run.alarming[1:] if cause.lost_share >= _SMALLEST_SHARE][:_MOST_RUN_CAUSES]
     yield from (("" if number else "Then", cause_sentence(cause, UTC, run)) for number, cause in enumerate(others))
     if run.lost_s > 0:
-        hours = three_digits(run.gpu_hours_lost)
-        yield "Lost", f"{hours} GPU-hours in all, {share_words(run, run.lost_s)}; `tracekit bill` has every hour"
+        yield "Lost", f"{lost_words(run)}; `tracekit bill` has every hour"
     if advice := run_advice(run, report):
         yield "Do", advice
     if covers := coverage_words(run):
@@ -361,6 +368,17 @@ def moment(epoch_s: float | None, zone: tzinfo) -> datetime | None:
         return datetime.fromtimestamp(epoch_s, zone)
     except (ValueError, OverflowError, OSError):  # a trace can hold any number
         return None
+
+
+def gaps_before(steps: npt.NDArray[np.integer[Any]]) -> Ints:
+    """The positions of the steps before which some were not recorded: those that follow later than steps mostly do."""
+    apart = np.diff(steps)
+    return np.flatnonzero(apart > np.median(apart)) + 1 if len(apart) else np.zeros(0, np.int64)
+
+
+def gaps_of_bars(steps: npt.NDArray[np.integer[Any]], size: int) -> set[int]:
+    """The numbers of the bars, of `size` steps each, before which some steps were not recorded."""
+    return set((-(-gaps_before(steps) // size)).tolist())
 
 
 def lines_of(picture: Picture, width: int) -> list[str]:

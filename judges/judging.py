@@ -99,7 +99,7 @@ class Judgement:
     must: tuple[Truth, ...] = field(default=())
 
     @property
-    def found(self) -> tuple[Truth, ...]:
+    def recalled(self) -> tuple[Truth, ...]:
         """Truths that had to be found and were."""
         named = [truth for cause in self.named for truth in cause.truths]
         return tuple(truth for truth in self.must if any(truth is other for other in named))
@@ -107,7 +107,7 @@ class Judgement:
     @property
     def missed(self) -> tuple[Truth, ...]:
         """Truths that had to be found and were not."""
-        return tuple(truth for truth in self.must if not any(truth is other for other in self.found))
+        return tuple(truth for truth in self.must if not any(truth is other for other in self.recalled))
 
     @property
     def right(self) -> tuple[Named, ...]:

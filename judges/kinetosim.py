@@ -116,8 +116,8 @@ class _Rank:
         if gap:
             slower = self.call_us / 2
             for number, small in enumerate(_SMALL):
-                at = begin + 0.5 + number * (gap + 0.1)
-                self.span("cpu_op", small, thread, at, at + 0.1)
+                begin_us = begin + 0.5 + number * (gap + 0.1)
+                self.span("cpu_op", small, thread, begin_us, begin_us + 0.1)
             operators = len(_SMALL) + 1 + len(_INSIDE)
             self.host_us += _OF_GAP * (operators * gap + 2 * gap + slower) - slower - gap
         correlation = self.launch(thread, "cudaLaunchKernel")
@@ -133,9 +133,9 @@ class _Rank:
                 **{"Record function id": 0, "Concrete Inputs": ["", "", "1"], "Input type": ["c10::BFloat16"] * 2,
                    "Input Strides": dims, "Input Dims": dims, "Ev Idx": correlation},
             )  # fmt: skip
-        for phase, stream, at in (("s", thread, self.host_us - self.call_us), ("f", COMPUTE_STREAM, start)):
+        for phase, stream, time_us in (("s", thread, self.host_us - self.call_us), ("f", COMPUTE_STREAM, start)):
             flow = {"ph": phase, "id": correlation, "pid": self.pid, "tid": stream, "cat": "ac2g", "name": "ac2g"}
-            self.events.append({**flow, "ts": at, "dur": 0.0, "args": {}})
+            self.events.append({**flow, "ts": time_us, "dur": 0.0, "args": {}})
 
     def _compute(self, name: str, grid: tuple[int, ...], us: float, start: float, correlation: int) -> None:
         took = us * self.trouble.gpu * self.random.uniform(0.98, 1.02)
@@ -229,68 +229,72 @@ class Job:
         )  # fmt: skip
 
     def _step(self, ranks: list[_Rank], step: int, wrong: Mapping[int, Trouble]) -> None:
-        begins = [one.host_us for one in ranks]
-        for one in ranks:
-            stated = wrong.get(one.rank, Trouble(one.rank))
-            one.trouble = stated if stated.only_step in {None, step} else Trouble(one.rank)
-            self._forward(one)
+        begins = [state.host_us for state in ranks]
+        for state in ranks:
+            stated = wrong.get(state.rank, Trouble(state.rank))
+            state.trouble = stated if stated.only_step in {None, step} else Trouble(state.rank)
+            self._forward(state)
         reduced: list[list[tuple[float, int]]] = [[] for _ in range(self.layers // self.bucket)]
-        for one in ranks:
-            self._backward(one, reduced)
+        for state in ranks:
+            self._backward(state, reduced)
         for number, bucket in enumerate(reduced):
             self._all_reduce(ranks, number, bucket)
-        for one, begin in zip(ranks, begins, strict=True):
-            self._optimizer(one)
-            one.span("user_annotation", f"ProfilerStep#{step + 5}", one.pid, begin, one.host_us)
+        for state, begin in zip(ranks, begins, strict=True):
+            self._optimizer(state)
+            state.span("user_annotation", f"ProfilerStep#{step + 5}", state.pid, begin, state.host_us)
 
-    def _forward(self, one: _Rank) -> None:
-        begin = one.host_us
-        one.host_us += 40.0 + one.trouble.input_us
-        one.span(
+    def _forward(self, state: _Rank) -> None:
+        begin = state.host_us
+        state.host_us += 40.0 + state.trouble.input_us
+        state.span(
             "user_annotation",
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
-            one.pid,
+            state.pid,
             begin,
-            one.host_us,
+            state.host_us,
         )
         if self.cuda_graphs:
-            one.collect_garbage()
-            one.launch_graph(one.pid, self.host_us)
+            state.collect_garbage()
+            state.launch_graph(state.pid, self.host_us)
         for layer in range(self.layers):
             for operator, name, grid, us in _LAYER:
-                one.kernel(one.pid, operator, name, grid, us, self.host_us)
+                state.kernel(state.pid, operator, name, grid, us, self.host_us)
             if layer == self.layers // 2 and not self.cuda_graphs:
-                one.collect_garbage()
-            if layer < one.trouble.syncs:
-                one.item()
-        for _ in range(one.trouble.extra_kernels):
+                state.collect_garbage()
+            if layer < state.trouble.syncs:
+                state.item()
+        for _ in range(state.trouble.extra_kernels):
             operator, name, _, us = _LAYER[0]
-            one.kernel(one.pid, operator, name, (97, 3, 1), us, self.host_us)
+            state.kernel(state.pid, operator, name, (97, 3, 1), us, self.host_us)
 
-    def _backward(self, one: _Rank, reduced: list[list[tuple[float, int]]]) -> None:
+    def _backward(self, state: _Rank, reduced: list[list[tuple[float, int]]]) -> None:
         """The thread of autograd launches; the main thread waits."""
-        thread = one.pid + 50
-        one.work(30.0)
+        thread = state.pid + 50
+        state.work(30.0)
         for layer in range(self.layers):
             if layer == self.layers // 2:
-                one.host_us += one.trouble.pause_us
+                state.host_us += state.trouble.pause_us
             for operator, name, grid, us in reversed(_LAYER):
                 backward = f"autograd::engine::evaluate_function: {operator.removeprefix('aten::').title()}Backward0"
-                one.kernel(thread, backward, name.replace("fwd", "bwd"), (*grid[:2], grid[2] + 1), 2 * us, self.host_us)
-            if (layer + 1) % self.bucket == 0 and one.graph is not None:
-                reduced[layer // self.bucket].append((one.compute_us, one.graph))
+                state.kernel(
+                    thread, backward, name.replace("fwd", "bwd"), (*grid[:2], grid[2] + 1), 2 * us, self.host_us
+                )
+            if (layer + 1) % self.bucket == 0 and state.graph is not None:
+                reduced[layer // self.bucket].append((state.compute_us, state.graph))
             elif (layer + 1) % self.bucket == 0:
-                begin = one.host_us
-                one.work(15.0)
-                one.span("cuda_runtime", "cudaStreamWaitEvent", thread, one.host_us, one.host_us + 1.0)
-                one.host_us += 1.0
-                correlation = one.launch(thread, "cudaLaunchKernelExC")
-                ready = max(one.compute_us, one.host_us + _LAUNCH_US)
+                begin = state.host_us
+                state.work(15.0)
+                state.span("cuda_runtime", "cudaStreamWaitEvent", thread, state.host_us, state.host_us + 1.0)
+                state.host_us += 1.0
+                correlation = state.launch(thread, "cudaLaunchKernelExC")
+                ready = max(state.compute_us, state.host_us + _LAUNCH_US)
                 reduced[layer // self.bucket].append((ready, correlation))
-                one.host_us += one.call_us
-                one.span("cpu_op", "record_param_comms", thread, begin, one.host_us, **self._args(), Rank=one.rank)
-        one.end_graph()
-        one.work(20.0)
+                state.host_us += state.call_us
+                state.span(
+                    "cpu_op", "record_param_comms", thread, begin, state.host_us, **self._args(), Rank=state.rank
+                )
+        state.end_graph()
+        state.work(20.0)
 
     def _args(self) -> dict[str, Any]:
         return {
@@ -302,13 +306,14 @@ class Job:
 
     def _all_reduce(self, ranks: list[_Rank], number: int, bucket: list[tuple[float, int]]) -> None:
         starts = [
-            max(one.comm_us + _DISPATCH_US, ready + _DISPATCH_US) for one, (ready, _) in zip(ranks, bucket, strict=True)
+            max(state.comm_us + _DISPATCH_US, ready + _DISPATCH_US)
+            for state, (ready, _) in zip(ranks, bucket, strict=True)
         ]
-        for one, start, (_, correlation) in zip(ranks, starts, bucket, strict=True):
-            late = one.trouble.link_us if number == self.layers // self.bucket - 1 else 0.0
-            end = max(starts) + self.transfer_us * (1 + 0.1 * number) + late + one.random.uniform(0, 2.0)
+        for state, start, (_, correlation) in zip(ranks, starts, bucket, strict=True):
+            late = state.trouble.link_us if number == self.layers // self.bucket - 1 else 0.0
+            end = max(starts) + self.transfer_us * (1 + 0.1 * number) + late + state.random.uniform(0, 2.0)
             name = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-            one.gpu(
+            state.gpu(
                 "kernel",
                 name,
                 COMM_STREAM,
@@ -319,19 +324,19 @@ class Job:
                 block=[512, 1, 1],
                 **({} if self.cuda_graphs else self._args()),
             )
-            one.comm_us = end
+            state.comm_us = end
 
-    def _optimizer(self, one: _Rank) -> None:
-        begin = one.host_us
+    def _optimizer(self, state: _Rank) -> None:
+        begin = state.host_us
         if not self.cuda_graphs:
-            one.span("cuda_runtime", "cudaStreamWaitEvent", one.pid, one.host_us, one.host_us + 1.0)
-            one.host_us += 1.0
-        one.compute_us = max(one.compute_us, one.comm_us)
+            state.span("cuda_runtime", "cudaStreamWaitEvent", state.pid, state.host_us, state.host_us + 1.0)
+            state.host_us += 1.0
+        state.compute_us = max(state.compute_us, state.comm_us)
         for _ in range(4):
             name = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)"
-            one.kernel(one.pid, "aten::_fused_adamw_", name, (320, 1, 1), 80.0, self.host_us)
-        one.span("user_annotation", "Optimizer.step#AdamW.step", one.pid, begin, one.host_us)
-        one.item()
+            state.kernel(state.pid, "aten::_fused_adamw_", name, (320, 1, 1), 80.0, self.host_us)
+        state.span("user_annotation", "Optimizer.step#AdamW.step", state.pid, begin, state.host_us)
+        state.item()
 
 
 @dataclass(frozen=True)

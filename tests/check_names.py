@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = ("tracekit", "collectors", "analysis", "dashboards", "benchmarks")
+#: Programs of their own, which name the same things as the analysis and import nothing of it.
+JUDGES = "judges"
 VAGUE = {"found", "one", "known", "some", "mine", "at", "left", "told", "made", "taken", "kept", "here", "there"}
 #: Lines of a file: a longer one has more than one subject.
 LONGEST = 600
@@ -19,11 +21,17 @@ PUBLIC = {"StepTrace"}
 
 
 def bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Each name bound outside the target of a comprehension, with its line."""
+    """Each name bound outside the target of a comprehension, with its line: of variables, attributes, arguments,
+    functions and classes.
+    """
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id, node.lineno
     elif isinstance(node, ast.arg):
         yield node.arg, node.lineno
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name, node.lineno
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr, node.lineno
     children = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
     for child in children:
         yield from bound_names(child)
@@ -44,7 +52,7 @@ def is_table(node: ast.AST) -> bool:
 def breaches(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Line and text of each breach that shows in one file."""
     for name, line in bound_names(tree):
-        if name in VAGUE:
+        if name.strip("_") in VAGUE:
             yield line, f"`{name}` says nothing of what it holds"
     for node in ast.walk(tree):
         if isinstance(node, ast.IfExp) and sum(isinstance(inner, ast.IfExp) for inner in ast.walk(node)) > 1:
@@ -60,16 +68,18 @@ def breaches(source: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Check all shipped files."""
+    """Check all shipped files, the benchmarks and the judges."""
     report, classes, names = [], defaultdict(list), defaultdict(list)
     paths = [path for folder in FOLDERS for path in sorted(Path(folder).rglob("*.py"))]
-    for path in paths:  # `rglob` does not follow the links to folders in tracekit/
+    for path in [*paths, *sorted(Path(JUDGES).rglob("*.py"))]:  # `rglob` follows no links to folders in tracekit/
         source = path.read_text()
         tree = ast.parse(source)
         report += [f"{path}:{line}: {text}" for line, text in breaches(source, tree)]
-        names[path.name].append(str(path))
         if (lines := source.count("\n")) > LONGEST:
             report.append(f"{path}: {lines} lines, more than {LONGEST}: it has more than one subject")
+        if path.parts[0] == JUDGES:
+            continue
+        names[path.name].append(str(path))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(f"{path}:{node.lineno}")

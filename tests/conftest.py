@@ -97,7 +97,7 @@ def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
     def forget() -> None:
         plug_ins.plug_ins.cache_clear()
-        plug_ins._told.clear()
+        plug_ins._problems_said.clear()
         load.plugged_in.cache_clear()
         for name in [name for name, module in sys.modules.items() if _within(module, folder)]:
             del sys.modules[name]

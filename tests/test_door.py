@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import click
@@ -13,10 +14,11 @@ import pytest
 from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.handmade import COMMANDS, run, slow_trace
-from tracekit.base import limits, paths
+from tracekit.base import limits, paths, stderr
 from tracekit.base.errors import ExitCode, StoreError
 from tracekit.cli import _MOVED
 from tracekit.live import watch
+from tracekit.sources.load import jobs_in
 from tracekit.store import Store
 
 GPU_FOLDER = Path(__file__).resolve().parents[1] / "sample_traces" / "gpu_slow_input"
@@ -271,6 +273,32 @@ def test_a_folder_of_dumps_does_not_open_in_the_browser() -> None:
     ran = run("open", "dumps")
     assert ran.code == 2
     assert "tracekit hang dumps" in ran.err
+
+
+def test_a_search_that_takes_long_says_what_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes on once the line is out."""
+    lines: list[str] = []
+    said = threading.Event()
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        said.set()
+
+    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(stderr, "say_once", hear)
+    monkeypatch.setattr(limits.Search, "count", lambda *_: said.wait(30))
+    run("whatif", tmp_path)
+    assert lines[0] == f"tracekit: {tmp_path}: looking for traces, in up to 50,000 files and folders"
+
+
+def test_folders_of_the_kernel_are_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("disk/proc", "disk/home"):
+        (tmp_path / folder).mkdir(parents=True)
+        slow_trace().write_parquet(tmp_path / folder / "slow.parquet")
+    disk = tmp_path / "disk"
+    assert jobs_in(disk) == [disk / "home" / "slow.parquet", disk / "proc" / "slow.parquet"]
+    monkeypatch.setattr(limits, "OF_KERNEL", (str(disk / "proc"), str(disk / "absent")))
+    assert jobs_in(disk) == [disk / "home" / "slow.parquet"]
 
 
 def test_a_folder_as_large_as_a_disk_is_not_searched_to_its_end(

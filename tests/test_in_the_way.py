@@ -213,6 +213,22 @@ def test_a_trace_is_not_exported_over_itself(work: Path) -> None:
     assert everything(work) == before
 
 
+@pytest.mark.parametrize("name", ["out/recorded.parquet", "out/000001.parquet"])
+def test_a_simulation_replaces_simulations_and_nothing_that_was_recorded(name: str, work: Path) -> None:
+    """Both are traces that tracekit wrote, but a recording cannot be made again."""
+    command = ("synth", "--dp", "2", "--pp", "1", "--steps", "2")
+    options = (*command, "--jobs", "2", "--out", "out") if "0001" in name else (*command, "--out", name)
+    assert run(*options).code == 0
+    simulated = Path(name).read_bytes()
+    assert run(*options, "--seed", "7").code == 0
+    assert Path(name).read_bytes() != simulated
+    slow_trace().write_parquet(name)
+    recorded = Path(name).read_bytes()
+    ran = run(*options)
+    assert (ran.code, Path(name).read_bytes()) == (2, recorded)
+    assert f"{name}: not a trace that `tracekit synth` wrote, so it is not replaced" in ran.message
+
+
 def test_a_recording_replaces_no_file_of_another_run(work: Path) -> None:
     """`--segments` names a folder that holds other things."""
     (work / "out" / "run.json").write_text('{"command": "mine"}')

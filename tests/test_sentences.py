@@ -45,9 +45,9 @@ def answered(*programs: Program, transfer_s: float = 0.01, **metadata: object) -
     return PipelineJob(replace(trace, metadata=metadata)).whatif()
 
 
-def slow_in(*steps: int) -> Report:
-    """Stage 0 of DP rank 1 loses 4.25 s of each slow step of 15.5 s, of 20 steps."""
-    healthy = healthy_frame([step for step in range(20) if step not in steps])
+def slow_in(*steps: int, of: int = 20) -> Report:
+    """Stage 0 of DP rank 1 loses 4.25 s of each slow step of 15.5 s, of that many steps."""
+    healthy = healthy_frame([step for step in range(of) if step not in steps])
     ops = pl.concat([slow_frame(steps), healthy]).sort("step", maintain_order=True)
     return PipelineJob(Trace.from_frame(ops, LAYOUT, name="job")).whatif()
 
@@ -60,6 +60,8 @@ JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "slow from a step on": lambda: slow_in(*range(12, 20)),
     "slow up to a step": lambda: slow_in(*range(8)),
     "slow for a time": lambda: slow_in(*range(5, 11)),
+    "slow now and then": lambda: slow_in(3, 7, 8, 12, 15),
+    "slow for a moment": lambda: slow_in(5, 6, 7, of=40),
     "slow in forwards": lambda: answered(*[USUAL] * 3, (("forward-compute", 0.13), BACKWARD)),
     "garbage in every step": lambda: answered(*[USUAL] * 3, (*USUAL, ("gc", 0.2))),
     "late launches of a rank": lambda: PipelineJob(host.job("data-load", delay_s=(0.0, 1.0))).whatif(),

@@ -19,6 +19,8 @@ def test_a_cause_behind_another_one_costs_what_it_does_without_it():
     ):
         assert cost(saved_s, alone_s) == shown
     assert cost(0.1, 0.1, "recording") == "costs 100.0 ms of the recording"
+    assert cost(0.1, 0.1, on_average=True) == "costs 100.0 ms a step on average"
+    assert cost(0.0, 0.1, on_average=True) == "costs 100.0 ms a step on average once the others are gone"
 
 
 def test_an_error_is_in_the_unit_of_what_it_belongs_to():

@@ -194,13 +194,13 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
         return [int(step) for step in label_values(self.replay.graph, self._step_label)]
 
     @cached_property
-    def _kept(self) -> Bools:
+    def _kept_mask(self) -> Bools:
         return kept_steps(self._steps, self.ignored)
 
     @property
     def steps(self) -> list[int]:
         """The numbers of the steps that are kept, ascending."""
-        return [step for step, is_kept in zip(self._steps, self._kept.tolist(), strict=True) if is_kept]
+        return [step for step, is_kept in zip(self._steps, self._kept_mask.tolist(), strict=True) if is_kept]
 
     @property
     def ops_a_step(self) -> float:
@@ -219,14 +219,14 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
         Raises SelectionError if all steps are ignored.
         """
         if not self.marked:
-            return self.replay.recorded_step_times()[self._kept]
+            return self.replay.recorded_step_times()[self._kept_mask]
         begin, ends = np.inf, np.full(len(self._steps), -np.inf)
         for block, steps, _ in self._blocks("rank"):
             step = np.broadcast_to(steps, block.start.shape)
             inside = step < len(ends)
             np.maximum.at(ends, step[inside], (block.start + block.duration)[inside])
             begin = min(begin, float(block.start[inside].min(initial=np.inf)))
-        return np.diff(np.maximum.accumulate(ends), prepend=begin)[self._kept]
+        return np.diff(np.maximum.accumulate(ends), prepend=begin)[self._kept_mask]
 
     @cached_property
     def parts(self) -> dict[SpentPart, Floats]:
@@ -257,7 +257,7 @@ class StepsSpent(Struct, frozen=True, eq=False, dict=True):
                 cost = np.where(self.replay.graph.label(number, only[0]).where([only[1]]), cost, 0.0)
             where = np.broadcast_to(step * shape[1] + value, block.start.shape)
             seconds += np.bincount(where.ravel(), cost.ravel(), seconds.size).reshape(shape)
-        return seconds[:-1, :-1][self._kept]
+        return seconds[:-1, :-1][self._kept_mask]
 
     def _blocks(self, label: str) -> Iterator[tuple[LabelledBlock, Ints, Ints]]:
         """Each block with the index of the step, and of the value of a label, of its ops; one beyond the last for ops

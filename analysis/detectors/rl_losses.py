@@ -71,7 +71,7 @@ def alternative(job: RlSubject, edit: str, title: str, cause: Cause | None = Non
     return Plan(kind, title, Place(), scenario, details=details, cause=cause, around=True, edit=edit)
 
 
-def _made(run: PostTrainingRun) -> Generations:
+def _generations_of(run: PostTrainingRun) -> Generations:
     assert run.generations is not None, "these losses show in requests"
     return run.generations
 
@@ -94,7 +94,7 @@ class Queueing(_LossOfStep):
     edits: ClassVar = {"engines={more}": "Generate with {more} engines"}
 
     def effect(self, run: PostTrainingRun) -> str:
-        generations = _made(run)
+        generations = _generations_of(run)
         waits = generations.ran.start - generations.ran.submit
         return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
 
@@ -116,7 +116,7 @@ class Tail(_LossOfStep):
     }
 
     def effect(self, run: PostTrainingRun) -> str:
-        generations = _made(run)
+        generations = _generations_of(run)
         most, usual = generations.requests.tokens.max(), np.median(generations.longest())
         return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
 
@@ -138,7 +138,7 @@ class UnevenEngines(_LossOfStep):
     edits: ClassVar = {"longest-first": "Deal requests to engines by length, the longest first"}
 
     def effect(self, run: PostTrainingRun) -> str:
-        generations = _made(run)
+        generations = _generations_of(run)
         tokens = np.bincount(generations.ran.engine, generations.ran.tokens, len(generations.names))
         most, speeds = three_digits(float(tokens.max() / tokens.mean())), generations.engines.speeds
         low, high = (three_digits(float(speed)) for speed in (speeds.min(), speeds.max()))
@@ -158,7 +158,7 @@ class Tools(_LossOfStep):
     repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
 
     def effect(self, run: PostTrainingRun) -> str:
-        generations = _made(run)
+        generations = _generations_of(run)
         tools, took = float(generations.ran.tool_s.mean()), float((generations.ran.end - generations.ran.start).mean())
         return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"
 

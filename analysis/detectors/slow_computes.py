@@ -397,7 +397,7 @@ def worker_figures(job: PipelineSubject, hit: Bools) -> tuple[Figure, ...]:
     return (
         Figure("compute beyond that of its peers", factor, COMPUTES.factor, Unit.SHARE),
         *_confidence_figures(job, hit),
-        Figure("added to a step by it alone", float(exact.max()) - 1, 0.0, Unit.SHARE),
+        Figure("added by it alone to a step without stragglers", float(exact.max()) - 1, 0.0, Unit.SHARE),
     )
 
 

@@ -77,7 +77,7 @@ class StageImbalance(Detector):
                     Unit.SHARE,
                 ),
                 Figure(
-                    "added to a step by the stage alone",
+                    "added by the stage alone to a step without stragglers",
                     float(job.attribution.stage_slowdown[stage]) - 1,
                     0.0,
                     Unit.SHARE,

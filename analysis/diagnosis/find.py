@@ -254,7 +254,7 @@ def _cause(
         spent=candidate.spent,
         saves_step_s=saves,
         once=once,
-        costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound)
+        costs=cost(saved_s, alone_s, job.whole, bound=candidate.bound, on_average=when_acting_s is not None)
         if saves is None
         else f"costs {most} {seconds(saves.value)} a step without the profiler",
         priced=candidate.change is not None,

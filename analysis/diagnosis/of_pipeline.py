@@ -341,7 +341,9 @@ def _named(
     sentence = "no straggler" if job.all_workers_traced else "no straggler among the ranks that were recorded"
     if job.shows(Fact.COMPUTE):
         sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
-    little = f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more" if job.shows(Fact.COMPUTE) else ""
+    little = (
+        f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more of the mean step" if job.shows(Fact.COMPUTE) else ""
+    )
     if rest := rest_words(job, parts):
         sentence = f"{rest}{little}"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
@@ -408,7 +410,7 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *oth
 
 def _share_of_step(job: PipelineSubject, cause: Cause) -> str:
     """What a cause costs, over the steps since it began, or between its begin and its end: no step loses the mean over
-    those with and without it.
+    those with and without it, so where it comes and goes that is a share of the mean step.
     """
     time, acts = cause.time, acting(job, cause.time)
     if time is None or acts is None or cause.saved_when_acting_s is None:
@@ -418,7 +420,7 @@ def _share_of_step(job: PipelineSubject, cause: Cause) -> str:
         return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of each step since step {time.since_step}"
     if time.period is None and is_run(time.slow_steps):
         return f"{part_of_step(job, cause.saved_when_acting_s, step_s)} of {steps_words(time.slow_steps)}"
-    return f"{part_of_step(job, cause.saved_s)} of each step"
+    return f"{part_of_step(job, cause.saved_s)} of the mean step"
 
 
 def part_of_step(job: PipelineSubject, lost_s: float, step_s: float | None = None) -> str:

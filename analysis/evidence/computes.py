@@ -66,7 +66,7 @@ class PausedComputeThresholds(Struct, frozen=True):
     #: Pauses spare backwards if pauses that hit all computes alike would miss this many backwards with a chance below
     #: this. Statistic.
     spared_chance: float = 0.05
-    #: This many pauses ...
+    #: This many pauses ... Statistic: with the next.
     fewest_of_one: int = 8
     #: ... with all but a tenth of them on one worker, belong to that worker. Statistic: by chance in one of a hundred
     #: jobs with two workers.
@@ -77,9 +77,9 @@ class PausedComputeThresholds(Struct, frozen=True):
     #: ... and of this share of a compute. Benchmark `causes`.
     stop_share: float = 0.08
     #: Such stops are about equally long, whereas noise has all lengths: of computes that lose between this share of a
-    #: stop ...
+    #: stop ... Benchmark `causes`.
     part_of_stop: float = 0.25
-    #: ... and this one ...
+    #: ... and this one ... Benchmark `causes`.
     whole_stop: float = 0.67
     #: ... there are at most so many for one that loses more. Benchmark `causes`.
     parts_share: float = 0.5

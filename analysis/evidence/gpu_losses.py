@@ -46,11 +46,11 @@ _WARMS = (*_CALLS, IdleReason.OPERATOR)
 class HostTimeThresholds(Struct, frozen=True):
     """What host time of a recording is unusual. `one_gpu`: the section of RESULTS.md on traces with injected losses."""
 
-    #: A call that takes this many times as long as usual ones does something that they do not. Benchmark `one_gpu`.
+    #: A call that takes this many times as long as usual ones does something that they do not. Benchmark `one-gpu`.
     first_call: int = 10
-    #: An operator that takes longer than this each time does more than dispatch, seconds. Benchmark `one_gpu`.
+    #: An operator that takes longer than this each time does more than dispatch, seconds. Benchmark `one-gpu`.
     dispatch_s: float = 1e-3
-    #: A launched op that nothing else keeps waiting begins within this time, seconds. Benchmark `one_gpu`.
+    #: A launched op that nothing else keeps waiting begins within this time, seconds. Benchmark `one-gpu`.
     arrival_s: float = 100e-6
     #: A save is a run of copies of so many tensors ... Chosen: values to log are fewer.
     copies: int = 8

@@ -455,7 +455,7 @@ def even_where_known(job: GraphSubject) -> PaceOfPeers:
     """The ranks with equal loads of the experts whose loads are known."""
     if job.exchanges is None:  # as of most jobs: they need no module of experts
         return job.pace
-    return job.pace.at(experts_of(job).job.balanced_cost) if experts_of(job).explain else job.pace
+    return job.pace.with_cost(experts_of(job).job.balanced_cost) if experts_of(job).explain else job.pace
 
 
 class UnknownLoads(Struct, frozen=True, eq=False):
@@ -492,7 +492,7 @@ def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
     loads, graph = experts_of(job), job.graph.ops
     whole = loads.job.members["group"].unique()
     members = members_of(job.ops, of_whole_groups=False).with_columns(whole=pl.col("group").is_in(whole.implode()))
-    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.known)), loads.job.layers)
+    unknown = find_exchanges(members.filter(~pl.col("whole") | (not loads.tokens_known)), loads.job.layers)
     late = late_rank(job) if len(unknown.step) else None
     if late is None:
         return None
@@ -522,7 +522,7 @@ def unknown_loads(job: GraphSubject) -> UnknownLoads | None:
 def even_pace(job: GraphSubject) -> PaceOfPeers:
     """The ranks as they would be without what loads of experts explain, or may explain."""
     pace, unknown = even_where_known(job), unknown_loads(job)
-    return pace if unknown is None else pace.at(unknown.cost)
+    return pace if unknown is None else pace.with_cost(unknown.cost)
 
 
 @evidence(GraphSubject)

@@ -184,7 +184,7 @@ def host_code_of(job: PipelineSubject) -> HostCode:
     grids = {place: grid for place, kinds in _PLACES.items() if not (grid := op_grid(graph, kinds)).empty}
     cells = {place: _cells(job, place, grid) for place, grid in grids.items()}
     grids = {place: grid for place, grid in grids.items() if cells[place].any()}
-    taken_s = [_taken(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
+    taken_s = [_host_code_s(job, grid, _PLACES[place], cells[place]) for place, grid in grids.items()]
     shape = job.stages, len(graph.steps), len(job.dp_ranks)
     return HostCode(
         job,
@@ -207,7 +207,7 @@ def _cells(job: PipelineSubject, place: str, grid: OpGrid) -> Bools:
     return before if place == _BETWEEN_STEPS else ~before
 
 
-def _taken(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...], cells: Bools) -> Floats:
+def _host_code_s(job: PipelineSubject, grid: OpGrid, kinds: tuple[OpKind, ...], cells: Bools) -> Floats:
     """Seconds of host code before (and in) these cells of a grid, [stages, steps, dp_ranks]."""
     delays = np.maximum(np.nan_to_num(grid.gather(launch_delays(job))), 0.0)
     seconds = np.where(_waits_for_data(job, grid, kinds), 0.0, delays)

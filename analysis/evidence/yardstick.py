@@ -35,7 +35,7 @@ def as_fast_as_peers(job: PipelineSubject, selection: Selection) -> Intervention
     replay = job.replay
     masks = masks_of(selection, replay.graph, replay.durations)
     workers, changes = _Cells.of(communicating(job), masks, (1,)), list[Intervention]()
-    others = workers.left(masks)
+    others = workers.removed_from(masks)
     for card in traffic_of(job).cards if workers.whole.any() else ():
         passes = job.cells_of(card.workers)[:, None] & card.steps[:, None]
         if (workers.whole | ~passes).all():
@@ -46,7 +46,7 @@ def as_fast_as_peers(job: PipelineSubject, selection: Selection) -> Intervention
         slowness = slowness_with_data(job)
         changes.append(_without_pauses(job, computes.whole))
         changes.append(cells_as_fast_as_peers(job, slowness, computes.whole, steps_of_optimizers.whole))
-        others = steps_of_optimizers.left(computes.left(others))
+        others = steps_of_optimizers.removed_from(computes.removed_from(others))
     changes.append(ops_at_the_pace_of_peers(replay.graph, replay.durations.cost, others))
     return Together(tuple(changes))
 
@@ -79,7 +79,7 @@ class _Cells(Struct, frozen=True, eq=False):
         peers = -1 if whole.shape[-1] > 1 else -3
         return cls(grid, axes, whole & ~np.all(whole | ~present, axis=peers, keepdims=True))
 
-    def left(self, masks: Sequence[Mask]) -> list[Mask]:
+    def removed_from(self, masks: Sequence[Mask]) -> list[Mask]:
         """The masks without the ops of these cells."""
         rest = [mask.copy() for mask in masks]
         for part in self.grid.parts(np.where(np.expand_dims(self.whole, self.axes), 0.0, 1.0)):

@@ -67,7 +67,7 @@ class Exchanges(Struct, frozen=True, eq=False):
     combine: Ints
 
     @property
-    def known(self) -> bool:
+    def rows_known(self) -> bool:
         """Whether the rows of all ranks are known: as many are received as sent."""
         return bool((self.total(self.received) == self.total(self.sent)).all())  # nan equals nothing
 
@@ -291,9 +291,9 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         return bool(self.expert_s.any())
 
     @property
-    def known(self) -> bool:
+    def rows_known(self) -> bool:
         """Whether it is known how many rows each rank sends and receives."""
-        return self.has_experts and (self.rows is not None or self.exchanges.known)
+        return self.has_experts and (self.rows is not None or self.exchanges.rows_known)
 
     @property
     def _pace(self) -> PaceOfPeers:
@@ -323,7 +323,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def tokens(self) -> Floats:
         """The tokens of each member, [members]; if unknown, the time of its experts."""
-        if not self.known:
+        if not self.rows_known:
             return self.expert_s
         return self.exchanges.received if self.rows is None else self.rows
 
@@ -344,7 +344,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def lines(self) -> dict[str, FittedLine]:
         """The fits: of experts in forwards and backwards, of dispatches and combines."""
-        if not self.known:
+        if not self.rows_known:
             return {}
         fits, backward = {}, self.exchanges.backward[self.exchanges.pair]
         for name, mask in zip(_EXPERTS, (~backward, backward), strict=True):
@@ -375,7 +375,7 @@ class ExpertJob(Struct, frozen=True, eq=False, dict=True):
         transfers_s = sum(self._error_s(name, moved) for name, _ in self._transfers)
         # A transfer takes no less than in proportion: an unknown slope moves the step within the bounds alone.
         error_s = experts_s + min(transfers_s, abs(high_s - low_s))
-        if not self.known or not error_s <= _LARGEST_ERROR * self.step_s:
+        if not self.rows_known or not error_s <= _LARGEST_ERROR * self.step_s:
             return Rebalanced(plan, low_s=min(low_s, high_s), high_s=max(low_s, high_s))
         step_s = self._step_s(self._with_transfers(experts, most))
         return Rebalanced(plan, step_time_s=step_s, saved_s=self.step_s - step_s, error_s=error_s)

@@ -85,10 +85,10 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         if self.logged is None or not job.has_experts:
             return job
         job = structs.replace(job, layers=len(self.logged.layers))
-        if job.known:
+        if job.rows_known:
             return job
         pairs, steps = job.exchanges, np.unique(job.exchanges.step)
-        stated, step_index = self._stated(self.logged.at(steps)), np.searchsorted(steps, pairs.step)
+        stated, step_index = self._stated(self.logged.in_steps(steps)), np.searchsorted(steps, pairs.step)
         passes = np.zeros((len(np.unique(pairs.group)), *stated.shape[:2]))
         np.add.at(passes, (pairs.group[pairs.first], step_index[pairs.first], pairs.layer[pairs.first]), len(passes))
         share = stated[step_index, pairs.layer] / np.maximum(passes[pairs.group, step_index, pairs.layer], 1)[:, None]
@@ -99,14 +99,14 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         """Where the tokens of each rank were read."""
         if not self.recorded.has_experts:
             return None
-        if self.recorded.known:
+        if self.recorded.rows_known:
             return "splits"
         if self.logged is not None:
             return "loads"
         return "kernel-times" if self.job.runs else None
 
     @property
-    def known(self) -> bool:
+    def tokens_known(self) -> bool:
         """Whether it is known how many tokens each rank gets, and so what loads explain."""
         return self.source in {"splits", "loads"} and not (self.cut and self.logged is None)
 
@@ -145,19 +145,19 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def by_expert(self) -> Floats | None:
         """The tokens of each expert, [steps, layers, experts], None if they are not known."""
-        return None if self.logged is None else self.logged.at(self.steps - self.shift)
+        return None if self.logged is None else self.logged.in_steps(self.steps - self.shift)
 
     @cached_property
     def shift(self) -> int:
         """What to add to the steps of the log: it may count from another one. Raises FormatError if none fits."""
         logged = self.logged
-        if logged is None or not self.recorded.known:
+        if logged is None or not self.recorded.rows_known:
             return 0
         shifts = [0, *(int(self.steps[0] - first) for first in logged.steps)]
         for shift in shifts:
-            if np.isin(self.steps - shift, logged.steps).all() and self._fits(logged.at(self.steps - shift)):
+            if np.isin(self.steps - shift, logged.steps).all() and self._fits(logged.in_steps(self.steps - shift)):
                 return shift
-        logged.at(self.steps)
+        logged.in_steps(self.steps)
         return 0
 
     def _fits(self, tokens: Floats) -> bool:
@@ -243,7 +243,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def saved_s(self) -> float:
         """What equal loads save of a step, seconds; at least that, if only bounds are known; 0 without known loads."""
-        if not self.known or not self.job.runs:
+        if not self.tokens_known or not self.job.runs:
             return 0.0
         price = self.job.price("balanced", self.job.mean_loads)
         return self.job.step_s - (price.high_s or 0.0) if price.saved_s is None else price.saved_s
@@ -251,7 +251,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def explain(self) -> bool:
         """Whether known loads are so unequal that ranks are compared without them."""
-        return self.known and self.job.runs and self.excess >= EXPERT_LOADS.equal
+        return self.tokens_known and self.job.runs and self.excess >= EXPERT_LOADS.equal
 
     def causes(self) -> list[CauseOfImbalance]:
         """Why ranks have unequal loads, if that costs a share of the step worth a finding.
@@ -337,7 +337,7 @@ class ExpertLoads(Struct, frozen=True, eq=False, dict=True):
         of_pair = share[np.searchsorted(self.steps, pairs.step), pairs.layer]
         return np.asarray(pairs.total(self.job.tokens)[pairs.pair] * of_pair[pairs.pair, pairs.place])
 
-    def found(self, plans: Sequence[RebalancePlan]) -> Experts:
+    def experts_with(self, plans: Sequence[RebalancePlan]) -> Experts:
         """All of it. Raises FormatError for loads of another job."""
         return Experts(
             source=self.source,

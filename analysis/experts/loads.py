@@ -87,7 +87,7 @@ class Loads(Struct, frozen=True, eq=False):
         """The error that a job has no experts for these loads."""
         return FormatError(f"{self.source}: {quoted(job)} has no all-to-alls of experts; leave the loads out")
 
-    def at(self, steps: Ints) -> Floats:
+    def in_steps(self, steps: Ints) -> Floats:
         """The tokens in these steps, [steps, layers, experts]. Raises FormatError if there are none of a step."""
         present = np.isin(steps, self.steps)
         if not present.all():

@@ -225,7 +225,7 @@ class PaceOfPeers:
             for index in range(ranks)
         )
 
-    def at(self, cost: Floats) -> PaceOfPeers:
+    def with_cost(self, cost: Floats) -> PaceOfPeers:
         """Return the same job with ops of this cost, seconds, [ops]."""
         costs = tuple(cost.take(block.op) for block in self.graph.blocks)
         durations = Durations(costs, self.replay.durations.launch_delay, costs, 0, 0)

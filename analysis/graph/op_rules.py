@@ -385,13 +385,13 @@ class _Ordered:
 
     def last(self, rank: Ints, thread: Ints, time: Floats, *, side: Literal["left", "right"] = "left") -> Ints:
         """The last row of each rank and thread before a time (at it, too, with `side` right); -1 for none."""
-        return self._at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale), side) - 1, rank, thread)
+        return self._row_at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale), side) - 1, rank, thread)
 
     def first(self, rank: Ints, thread: Ints, time: Floats) -> Ints:
         """The first row of each rank and thread from a time on; -1 for none."""
-        return self._at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale)), rank, thread)
+        return self._row_at(np.searchsorted(self.keys, _keys(rank, thread, time, self.scale)), rank, thread)
 
-    def _at(self, place: Ints, rank: Ints, thread: Ints) -> Ints:
+    def _row_at(self, place: Ints, rank: Ints, thread: Ints) -> Ints:
         inside = np.clip(place, 0, max(len(self.rows) - 1, 0))
         if not len(self.rows):
             return np.full(len(place), -1)

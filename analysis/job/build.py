@@ -207,8 +207,8 @@ def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings
     if not asked.wants_experts:
         if evidence is None or uneven_experts(evidence) is None:
             return None
-        return experts_of(evidence).found([RebalancePlan.parse("balanced")])
-    loads = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).found(asked.plans)
+        return experts_of(evidence).experts_with([RebalancePlan.parse("balanced")])
+    loads = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).experts_with(asked.plans)
     if evidence is not None:
         loads.causes.extend(other_causes(evidence, findings))
     return loads

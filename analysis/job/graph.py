@@ -231,7 +231,7 @@ class RecordingJob(OfGraph):
     @property
     def trace(self) -> OpTrace:  # type: ignore[override]
         """The recording as ops of GPUs and hosts, which is what a store keeps."""
-        return replace(self.op_trace.trace, metadata=self.kept.to_dict())
+        return replace(self.op_trace.trace, metadata=self.kept_of_recording.to_dict())
 
     @property
     def ops(self) -> OpTrace:
@@ -249,7 +249,7 @@ class RecordingJob(OfGraph):
         return gpu_op_trace(part.recording, part.matches, part.clocks)
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept_of_recording(self) -> Kept:
         """What an op trace keeps of the recording."""
         part, ops = self.comparable, self.ops.ops
         recorded_s = float((ops["start"] + ops["duration"]).to_numpy().max())
@@ -258,7 +258,7 @@ class RecordingJob(OfGraph):
 
     def recorded(self) -> Recorded:
         part = self.comparable
-        return Recorded(part, self.kept, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
+        return Recorded(part, self.kept_of_recording, measure_waits(part.matches, part.clocks), self.op_trace.skew_s)
 
     def lean(self) -> RecordingJob:
         """See `Job.lean`: what reports read of the recording, once ops and `kept` are made from it."""
@@ -267,7 +267,7 @@ class RecordingJob(OfGraph):
                        gpu_ops=whole.gpu_ops.select(_READ_OF_GPU_OPS))  # fmt: skip
         job = RecordingJob(read)
         part = replace(self.comparable, recording=read)
-        vars(job).update(comparable=part, op_trace=self.op_trace, kept=self.kept)
+        vars(job).update(comparable=part, op_trace=self.op_trace, kept_of_recording=self.kept_of_recording)
         return job
 
     def redacted(self) -> RecordingJob:

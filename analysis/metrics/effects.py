@@ -17,9 +17,9 @@ from tracekit.report.hardware import Alarm
 
 
 class EffectThresholds(Struct, frozen=True):
-    """When a host departs from its peers. `fleet`: the simulated fleets of docs/hardware.md."""
+    """When a host departs from its peers. Simulated fleets: like those of docs/hardware.md."""
 
-    #: Fewer samples of a series in the interval, or in its past, tell nothing. Judge `fleet`.
+    #: Fewer samples of a series in the interval, or in its past, tell nothing. Simulated fleets.
     fewest_samples: int = 6
     #: With fewer peers, a host is compared with its own past only. Chosen: their median tells little.
     fewest_peers: int = 4
@@ -28,11 +28,11 @@ class EffectThresholds(Struct, frozen=True):
     #: A host agrees with its peers where it is within this many standard deviations of what they differ by.
     #: Statistic: 99.7 % of normal values.
     agrees: float = 3.0
-    #: The past is judged in pieces of at most this many seconds. Judge `fleet`.
+    #: The past is judged in pieces of at most this many seconds. Simulated fleets.
     piece_s: float = 60.0
     #: Other intervals count for the noise if there are so many ... Chosen: fewer show no spread.
     fewest_windows: int = 3
-    #: ... and a host's own past needs that many without peers. Judge `fleet`.
+    #: ... and a host's own past needs that many without peers. Simulated fleets.
     of_past: int = 6
     #: Departures of the scan are medians over this time, seconds. Chosen: shorter ones happen to healthy nodes.
     smoothed_s: float = 180.0

@@ -28,7 +28,7 @@ from tracekit.analysis.metrics.samples import COLUMNS, FLEET, MetricSource, Time
 from tracekit.base.errors import FormatError
 from tracekit.base.http import OPENER
 from tracekit.base.paths import unreadable
-from tracekit.base.stderr import hushed_panics
+from tracekit.base.stderr import hushed_panics, saying_if_slow
 from tracekit.base.text import short
 
 _URLS = ("http://", "https://")
@@ -217,7 +217,8 @@ class Prometheus:
         # A server that sends a byte now and then is never silent, so the answer as a whole has a limit.
         thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join(ANSWER_S)
+        with saying_if_slow(f"tracekit: {short(self._url)}: waiting for an answer, at most {ANSWER_S:g} s"):
+            thread.join(ANSWER_S)
         if not answers:
             raise FormatError(f"{short(self._url)}: no whole answer within {ANSWER_S:g} s")
         answer = answers[0]

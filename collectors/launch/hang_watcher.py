@@ -231,7 +231,7 @@ class HangWatcher:
         idle_s = self.now() - self._moved
         if report is None:
             self._patience_until = self.now() + self.hang_after_s
-            where = printable(str(self._kept(folder)))
+            where = printable(str(self._copy_of(folder)))
             say(f"tracekit: no operation for {idle_s:.0f} s; the ranks' answers, in {where}, could not be analysed")
             return False
         if (why := self._why_no_hang(report.report, idle_s)) is not None:
@@ -254,14 +254,14 @@ class HangWatcher:
 
     def _tell(self, folder: Path, report: HangText, why: str) -> None:
         """Write the report next to the trace, print its first lines, and keep it."""
-        copy = self._kept(folder)
+        copy = self._copy_of(folder)
         self.folders.append(copy)
         say(f"tracekit: {why}; report: {printable(str(copy / 'report.txt'))}")
         for line in report.lines[:_LINES]:
             say(printable(line))
         self.keep(report)
 
-    def _kept(self, folder: Path) -> Path:
+    def _copy_of(self, folder: Path) -> Path:
         """Copy the folder next to the trace; return the copy, or the folder itself if that fails."""
         copy = self.reports / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         try:

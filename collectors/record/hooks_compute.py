@@ -278,7 +278,7 @@ class LoopHooks:
     def _find_roots(self, original: Callable[..., Any]) -> Callable[..., Any]:
         session = self.session
 
-        def found(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling() or not session.in_main_thread():
                 return original(module, *args, **kwargs)
             if session.evaluation.under_way:
@@ -294,9 +294,9 @@ class LoopHooks:
         # `torch.compile(module)` compiles the function it finds here. Let it skip this one, as it skips the original,
         # and compile the module's own code: all modules share this function, and a function is compiled only a few
         # times.
-        _do_not_compile(found, what_it_calls=False)
+        _do_not_compile(call_module, what_it_calls=False)
         _do_not_compile(Session.attempt_hook, what_it_calls=True)
-        return functools.wraps(original)(found)
+        return functools.wraps(original)(call_module)
 
     def _end_evaluation(self, module: Any) -> None:
         if _trains(module):

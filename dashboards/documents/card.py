@@ -18,7 +18,7 @@ from tracekit.base.errors import TraceError
 from tracekit.base.text import cost_alone, printable, seconds, short
 from tracekit.dashboards.figures.worker_map import Pooled, level_of, pooled_to
 from tracekit.dashboards.theme import DARK, LIGHT, LOST_LEVELS, Theme
-from tracekit.dashboards.words import answer_rows, figure_columns, first_line, tables, worker_name
+from tracekit.dashboards.words import answer_rows, figure_columns, first_line, gaps_of_bars, tables, worker_name
 from tracekit.report.finding import UNNAMED, LossKind
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
@@ -202,17 +202,21 @@ def step_bars(report: Report) -> str:
     size = -(-len(times.steps) // _MOST_BARS)
     starts = np.arange(0, len(times.steps), size)
     peaks = np.maximum.reduceat(times.recorded, starts)
-    top, width = float(peaks.max()), len(starts) * _BAR
+    gaps = gaps_of_bars(times.steps, size)
+    top, width, x = float(peaks.max()), (len(starts) + len(gaps)) * _BAR, 0
     bars = []
     for number, (start, peak) in enumerate(zip(starts, peaks, strict=True)):
+        x += _BAR * (number in gaps)
         slowest = start + int(times.recorded[start : start + size].argmax())
         height = max(1.0, _HEIGHT * float(peak) / top)
         bars.append(
-            f'<rect class="bar" data-step="{times.steps[slowest]}" x="{number * _BAR}" y="{_HEIGHT - height:.1f}"'
+            f'<rect class="bar" data-step="{times.steps[slowest]}" x="{x}" y="{_HEIGHT - height:.1f}"'
             f' width="{_BAR - 1}" height="{height:.1f}"><title>step {times.steps[slowest]}: {seconds(float(peak))},'
             f" {seconds(lost_s[slowest])} lost</title></rect>"
         )
+        x += _BAR
     note = "" if size == 1 else f"<p>A bar is the slowest of {size} steps.</p>"
+    note += "<p>Steps were not recorded where bars have a space between them.</p>" if gaps else ""
     return (
         f'<svg class="steps" role="img" aria-label="Recorded time of each step" viewBox="0 0 {width} {_HEIGHT}"'
         f' width="{width}" height="{_HEIGHT}" preserveAspectRatio="none">{"".join(bars)}</svg>'

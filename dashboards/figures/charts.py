@@ -21,6 +21,7 @@ from tracekit.dashboards.figures.worker_map import (
     pool,
 )
 from tracekit.dashboards.theme import Theme, slowdown_scale
+from tracekit.dashboards.words import gaps_before
 from tracekit.report.questions import FrontPlan, OptimizedPlan, Optimum
 from tracekit.report.tables import BarTimeline, Picture, Series, ShareGrid
 
@@ -120,7 +121,7 @@ def worker_over_steps(
             name="nine in ten of the others",
         )
     fig.add_scatter(
-        **_broken_line(workers.steps, own_lost, moments),
+        **_line_of_steps(workers.steps, own_lost, moments),
         mode=markers(len(own_lost)),
         line={"color": theme.bad, "width": 2},
         marker={"size": 5},
@@ -192,7 +193,7 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     fig = figure(theme, height=240, x="step", y="seconds", legend=True)
     for name in ("recorded", "ideal"):
         fig.add_scatter(
-            **_broken_line(steps, by_step[f"{name}_s"].to_numpy(), moments),
+            **_line_of_steps(steps, by_step[f"{name}_s"].to_numpy(), moments),
             name=name,
             mode=markers(len(steps)),
             line={"color": getattr(theme, name), "width": 2},
@@ -205,21 +206,26 @@ def step_times(by_step: pl.DataFrame, moments: Sequence[str], theme: Theme) -> g
     return fig
 
 
-def gaps_before(steps: npt.NDArray[np.int64]) -> Ints:
-    """The positions of the steps before which some were not recorded: those that follow later than steps mostly do."""
-    apart = np.diff(steps)
-    return np.flatnonzero(apart > np.median(apart)) + 1 if len(apart) else np.zeros(0, np.int64)
-
-
-def _broken_line(steps: npt.NDArray[np.int64], values: np.ndarray, moments: Sequence[str]) -> dict[str, Any]:
-    """A line through steps side by side that breaks where some were not recorded, with the number and the moment of
-    each step.
+def broken_line(
+    steps: npt.NDArray[np.integer[Any]], across: np.ndarray, values: np.ndarray, hover: Sequence[Any]
+) -> dict[str, Any]:
+    """A line through the values of steps, at `across`, that breaks where some were not recorded. `hover`: of each step,
+    beginning with its number.
     """
-    gaps, hover = gaps_before(steps), [*zip(steps.tolist(), moments, strict=True)]
+    gaps, points = gaps_before(steps), list(hover)
     for gap in gaps[::-1].tolist():
-        hover.insert(gap, (0, ""))  # nothing is drawn there to point at
-    across = np.insert(np.arange(len(steps), dtype=float), gaps, gaps - 0.5)
-    return {"x": across, "y": np.insert(values.astype(float), gaps, np.nan), "customdata": hover}
+        points.insert(gap, (0, ""))  # nothing is drawn there to point at
+    between = (across[gaps - 1] + across[gaps]) / 2
+    return {
+        "x": np.insert(across.astype(float), gaps, between),
+        "y": np.insert(values.astype(float), gaps, np.nan),
+        "customdata": points,
+    }
+
+
+def _line_of_steps(steps: npt.NDArray[np.int64], values: np.ndarray, moments: Sequence[str]) -> dict[str, Any]:
+    """The line of steps side by side, with the number and the moment of each."""
+    return broken_line(steps, np.arange(len(steps)), values, [*zip(steps.tolist(), moments, strict=True)])
 
 
 def step_workers(workers: WorkerMap, cells: Sequence[int], theme: Theme) -> go.Figure:

@@ -130,8 +130,8 @@ def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
     console.print("Jobs by the GPU-hours a day that fixing them saves, most first")
     for job in sorted(jobs, key=lambda job: -1.0 if job.gives_back is None else job.gives_back, reverse=True):
         saves = "-" if job.gives_back is None else three_digits(max(job.gives_back, 0.0))
-        sizes = (job.ranks, job.steps, *([job.windows] if several else []))
-        table.add_row(
-            Text(short(job.name)), saves, *(f"{size:,}" for size in sizes), f"{job.imported_at:%Y-%m-%d %H:%M}"
-        )
+        gpus = "-" if job.gpus is None else f"{job.gpus:,}"
+        sizes = (job.steps, *([job.windows] if several else []))
+        imported = f"{job.imported_at:%Y-%m-%d %H:%M}"
+        table.add_row(Text(short(job.name)), saves, gpus, *(f"{size:,}" for size in sizes), imported)
     console.print(table)

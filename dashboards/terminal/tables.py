@@ -11,10 +11,10 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from tracekit.analysis.numeric.arrays import Floats
+from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.base.text import printable, seconds
 from tracekit.dashboards.theme import LIGHT
-from tracekit.dashboards.words import lines_of
+from tracekit.dashboards.words import gaps_of_bars, lines_of
 from tracekit.report.finding import UNNAMED, LossKind, Place
 from tracekit.report.report import Report, WorkerGrid
 from tracekit.report.tables import Section
@@ -229,22 +229,28 @@ def _runs_of_alike(
 
 def steps_line(report: Report, bars: int = _LINE_BARS) -> Text:
     """The recorded times of the steps in one line: bars, and the extremes in words."""
-    times = report.step_times().recorded
+    times = report.step_times()
     line = Text("Steps    ", style="bold")
-    if len(times) == 1:
+    if len(times.steps) == 1:
         return line.append(f"only step {report.by_step[0].step} was traced", style="not bold")
-    line.append(sparkline(times / np.median(times), bars), style=f"not bold {LOST}")
-    extremes = f"{seconds(float(times.min()))} to {seconds(float(times.max()))}"
+    line.append(sparkline(times.recorded / np.median(times.recorded), bars, times.steps), style=f"not bold {LOST}")
+    extremes = f"{seconds(float(times.recorded.min()))} to {seconds(float(times.recorded.max()))}"
     return line.append(f" {extremes}, most lost in step {report.worst_step.step}", style="not bold")
 
 
-def sparkline(slowdown: Floats, width: int) -> str:
-    """S over time as at most `width` bars, each the largest of its share; noise stays flat.
+def sparkline(slowdown: Floats, width: int, steps: Int32s | None = None) -> str:
+    """S over time in at most `width` characters: bars, each the largest of its share; noise stays flat. `steps`: their
+    numbers; where some were not recorded is a space.
 
     Also accepts step times, as multiples of the usual one.
     """
     size = -(-len(slowdown) // width)
+    gaps = set[int]() if steps is None else gaps_of_bars(steps, size)
+    while -(-len(slowdown) // size) + len(gaps) > width and size < len(slowdown):
+        size += 1
+        gaps = gaps_of_bars(steps, size) if steps is not None else gaps
     peaks = [float(slowdown[first : first + size].max()) for first in range(0, len(slowdown), size)]
     low = min(peaks)
     high = max(*peaks, low + 0.05)
-    return "".join(_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks)
+    bars = [_SPARKS[round((peak - low) / (high - low) * (len(_SPARKS) - 1))] for peak in peaks]
+    return "".join(f" {bar}" if number in gaps else bar for number, bar in enumerate(bars))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC
+from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -114,27 +115,27 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
     heads = [by, "hours", "GPU-hours", "share" if by_part else "useful", *(["cost"] if gpu_hour is not None else [])]
     table = new_table(*heads)
     table.columns[0].no_wrap = True
-    gpu_hours = bill.gpu_hours
 
-    def add(name: str, row: dict[str, float], total: float) -> None:
-        useful = row["gpu_hours"] if by_part else row["useful"]
-        share = useful / total if total else 0.0
-        money = [] if gpu_hour is None else [f"{row['gpu_hours'] * gpu_hour:,.2f}"]
+    def add(name: str, row: Mapping[str, Any], whole: float | None) -> None:
+        gpu_hours, spent = row["gpu_hours"], row["spent"] if by_part else row["useful"]
+        share = spent and spent / (whole or 1.0)
+        money = "-" if gpu_hours is None else f"{gpu_hours * (gpu_hour or 0.0):,.2f}"
         table.add_row(
             Text(short(name, _LONGEST_CAUSE)),
             three_digits(row["hours"]),
-            three_digits(row["gpu_hours"]),
-            f"{share:.1%}",
-            *money,
+            "-" if gpu_hours is None else three_digits(gpu_hours),
+            "-" if share is None else f"{share:.1%}",
+            *([] if gpu_hour is None else [money]),
         )
 
     for row in totals.iter_rows(named=True):
         name = _WITHOUT[by] if row[by] is None else row[by]
         if row.get("cause"):
             name = f"{row['part']}: {kind_words(row['cause'])}"
-        add(name, row, gpu_hours if by_part else row["gpu_hours"])
-    useful = gpu_hours if by_part else float(totals["useful"].sum())
-    add("wall clock", {"hours": hours, "gpu_hours": gpu_hours, "useful": useful}, gpu_hours)
+        add(name, row, bill.total if by_part else row["spent"])
+    useful = float(totals["useful"].sum())
+    whole = {"hours": hours, "gpu_hours": bill.gpu_hours, "spent": bill.total, "useful": useful}
+    add("wall clock", whole, bill.total)
     console.print(table)
     if bill.notes:
         console.print()
@@ -144,11 +145,10 @@ def print_bill(bill: Bill, console: Console, by: str, gpu_hour: float | None, ne
 
 def headline(bill: Bill) -> str:
     """The useful share, and the largest other part: "84% of 0.00435 GPU-hours were useful; ..."."""
-    total = bill.gpu_hours
-    parts = {
-        part: hours / total if total else 0.0 for part, hours in bill.by("part").select("part", "gpu_hours").rows()
-    }
-    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(total)} GPU-hours were useful"
+    total = bill.total
+    spent = dict(bill.by("part").drop_nulls("spent").select("part", "spent").rows())
+    parts = {part: spent[part] / total if total else 0.0 for part in spent}
+    words = f"{parts.pop(BillPart.USEFUL, 0.0):.0%} of {three_digits(total)} {bill.unit} were useful"
     largest = max(parts, key=lambda part: parts[part], default=None)
     return words if largest is None else f"{words}; the largest other part is {largest}, {parts[largest]:.0%}"
 
@@ -158,33 +158,41 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     cost = _costliest_of_runs(bill) or _costliest_of_rows(bill)
     if cost is None:
         return
-    words, hours = cost
-    total, rest = bill.gpu_hours, bill.gpu_hours - hours
-    useful = float(bill.by("part").filter(part=BillPart.USEFUL)["gpu_hours"].sum())
-    money = "" if gpu_hour is None else f", {hours * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
+    words, lost = cost
+    useful = float(bill.by("part").filter(part=BillPart.USEFUL)["spent"].sum())
+    money = ""
+    if gpu_hour is not None and bill.gpu_hours is not None:
+        money = f", {lost * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
     before, after = (
-        (three_digits(gpu_hours), f"{useful / gpu_hours:.0%}" if gpu_hours > 0 else "") for gpu_hours in (total, rest)
+        (three_digits(spent), f"{useful / spent:.0%}" if spent > 0 else "") for spent in (bill.total, bill.total - lost)
     )
     trend = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
     if after[0] != before[0] or trend:
-        yield "Without", f"{before[0]} to {after[0]} GPU-hours{money}{trend}"
+        yield "Without", f"{before[0]} to {after[0]} {bill.unit}{money}{trend}"
 
 
 def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
-    """The sentence about the costliest cause of all jobs, and its GPU-hours; None if no cause stands out."""
-    causes = [(run.alarming[0].gpu_hours_lost, job, run) for job, run in bill.runs.items() if run.alarming]
-    if not causes:
+    """The sentence about the costliest cause of all jobs, and what it cost in the unit of the bill; None if no cause
+    stands out.
+    """
+    costs = [
+        (run.alarming[0].lost_s / 3600 if bill.gpu_hours is None else run.alarming[0].gpu_hours_lost, job, run)
+        for job, run in bill.runs.items()
+        if run.alarming
+    ]
+    counted = [(lost, job, run) for lost, job, run in costs if lost is not None]
+    if not counted:
         return None
-    hours, job, run = max(causes, key=lambda cause: cause[0])
+    lost, job, run = max(counted, key=lambda cost: cost[0])
     prefix = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
-    return f"{prefix}{cause_sentence(run.alarming[0], UTC, run)}", hours
+    return f"{prefix}{cause_sentence(run.alarming[0], UTC, run)}", lost
 
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:
     """The same of a bill without places: the costliest cause of a loss."""
-    losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("gpu_hours", descending=True)
+    losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("spent", descending=True)
     if losses.is_empty():
         return None
-    cause, hours = losses.select("cause", "gpu_hours").row(0)
-    return f"{kind_words(cause)}, {three_digits(hours)} GPU-hours", hours
+    cause, lost = losses.select("cause", "spent").row(0)
+    return f"{kind_words(cause)}, {three_digits(lost)} {bill.unit}", lost

@@ -37,8 +37,8 @@ class When:
 
     def mask(self, steps: int) -> Bools:
         """True for each step in which it acts, [steps]."""
-        at = np.arange(steps)
-        hit: Bools = (at >= self.since) & (at < (self.until or steps)) & (at % self.every == self.phase)
+        step = np.arange(steps)
+        hit: Bools = (step >= self.since) & (step < (self.until or steps)) & (step % self.every == self.phase)
         if self.burst:
             runs = np.random.default_rng(self.seed).random(steps // self.burst_steps + 1) < self.burst
             runs[1 + self.seed % max(len(runs) - 2, 1)] = True  # at least one burst
@@ -66,17 +66,17 @@ class Rise(StrEnum):
     EXPONENTIAL = "exponential"
     SATURATING = "saturating"
 
-    def factors(self, at: Floats, last: float) -> Floats:
+    def factors(self, shares: Floats, last: float) -> Floats:
         """Factors at these shares of the time, 0 to 1, that end at `last`."""
         match self:
             case Rise.LINEAR:
-                return 1 + (last - 1) * at
+                return 1 + (last - 1) * shares
             case Rise.EXPONENTIAL:
-                return np.asarray(last**at)
+                return np.asarray(last**shares)
             case Rise.SATURATING:
-                return np.asarray(1 + (last - 1) * (1 - np.exp(-4 * at)) / (1 - np.exp(-4)))
+                return np.asarray(1 + (last - 1) * (1 - np.exp(-4 * shares)) / (1 - np.exp(-4)))
             case _:
-                return np.full_like(at, last)
+                return np.full_like(shares, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class SlowWorkers(Cause):
 
     def apply(self, world: World) -> None:
         steps = world.job.shape.steps
-        at = np.clip(np.arange(1 - self.when.since, steps - self.when.since + 1) / (steps - self.when.since), 0, 1)
-        factor = np.where(self.when.mask(steps), self.rise.factors(at, self.factor), 1.0)
+        shares = np.clip(np.arange(1 - self.when.since, steps - self.when.since + 1) / (steps - self.when.since), 0, 1)
+        factor = np.where(self.when.mask(steps), self.rise.factors(shares, self.factor), 1.0)
         for dp, pp in self.workers:
             if self.part in (Part.ALL, Part.FORWARD):
                 world.forward[:, dp, pp] *= factor[:, None, None]

@@ -42,11 +42,11 @@ class Pauses:
     def end(self, start: float, seconds: float) -> float:
         """End of work of `seconds` that starts at `start`."""
         now = start
-        for at in range(bisect_right(self.ends, start), len(self.begins)):
-            if self.begins[at] > now + seconds:
+        for pause in range(bisect_right(self.ends, start), len(self.begins)):
+            if self.begins[pause] > now + seconds:
                 break
-            seconds -= max(self.begins[at] - now, 0.0)
-            now = self.ends[at]
+            seconds -= max(self.begins[pause] - now, 0.0)
+            now = self.ends[pause]
         return now + seconds
 
 

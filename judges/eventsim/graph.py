@@ -172,7 +172,7 @@ class _Worker:
     """Plans one worker: its host thread, its compute stream, its send and receive engines, its collectives."""
 
     def __init__(self, builder: _Builder, cell: Cell) -> None:
-        self.build, self.job, self.shape, self.at = builder, builder.job, builder.shape, cell
+        self.build, self.job, self.shape, self.cell = builder, builder.job, builder.shape, cell
         self.number = cell[0] * builder.shape.pp + cell[1]
         self.host: int | None = None  # the last launch
         self.host_waits: list[int] = []  # nodes that the next launch waits for
@@ -181,14 +181,14 @@ class _Worker:
         self.engine: dict[str, int] = {}  # the last op of each send or receive engine
         self.last_compute: dict[bool, int] = {}  # the last compute of each direction
         self.arrived: dict[tuple[bool, int], int] = {}
-        self.made: dict[tuple[bool, int], int] = {}
+        self.outputs: dict[tuple[bool, int], int] = {}
         self.collective: int | None = None  # the last op of the data-parallel stream
         self.gathered: dict[int, int] = {}
 
     def plan(self) -> None:
         """One step of this worker."""
         self._begin()
-        items = program(self.job, self.at[1])
+        items = program(self.job, self.cell[1])
         last_of_chunk = {item.chunk: item for item in items if isinstance(item, Compute) and not item.forward}
         for item in items:
             self._item(item)
@@ -202,18 +202,18 @@ class _Worker:
         if index is None:
             index = self.number * launches(self.shape) + self.launched
             self.launched += 1
-        self.host = self.build.node(source, self.at, index, [self.host, *self.host_waits])
+        self.host = self.build.node(source, self.cell, index, [self.host, *self.host_waits])
         self.host_waits = []
         return self.host
 
     def op(self, kind: str, begin: int, end: int, microbatch: int | None = None, chunk: int | None = None) -> None:
         """Record an op."""
         source = Source(self.build.source[begin])
-        self.build.ops.append(RecordedOp(self.at, kind, begin, end, microbatch, chunk, source))
+        self.build.ops.append(RecordedOp(self.cell, kind, begin, end, microbatch, chunk, source))
 
     def work(self, kind: str, source: Source, index: int, before: Sequence[int | None]) -> int:
         """An op of the compute stream that takes time of its own."""
-        node = self.build.node(source, self.at, index, [self.compute, *before])
+        node = self.build.node(source, self.cell, index, [self.compute, *before])
         self.op(kind, node, node)
         self.compute = node
         return node
@@ -236,8 +236,8 @@ class _Worker:
         self.host_waits = [self.work("checkpoint", Source.CHECKPOINT, self.number, [self.launch()])]
 
     def _load(self) -> None:
-        if self.at[1] in (0, self.shape.pp - 1) or self.job.host.all_stages_load:
-            load = self.build.node(Source.DATA_LOAD, self.at, self.number, [self.launch()])
+        if self.cell[1] in (0, self.shape.pp - 1) or self.job.host.all_stages_load:
+            load = self.build.node(Source.DATA_LOAD, self.cell, self.number, [self.launch()])
             if self.job.recording.data_load:
                 self.op("data-load", load, load)
             self.host_waits = [load]
@@ -263,16 +263,16 @@ class _Worker:
         gathered = self.gathered.pop(item.chunk, None) if item.forward else None
         kind = "forward-compute" if item.forward else "backward-compute"
         source = Source.FORWARD if item.forward else Source.BACKWARD
-        node = self.build.node(source, self.at, index, [launched, self.compute, self.arrived.get(key), gathered])
+        node = self.build.node(source, self.cell, index, [launched, self.compute, self.arrived.get(key), gathered])
         self.op(kind, node, node, item.microbatch, item.chunk)
-        self.compute = self.last_compute[item.forward] = self.made[key] = node
+        self.compute = self.last_compute[item.forward] = self.outputs[key] = node
         if self.job.host.mode is Host.IN_STEP:
             self.host_waits.append(node)
 
     def _flow(self, item: Compute, *, sent: bool) -> int:
         """The transfer of a compute's output (or input), shared by both of its ends."""
         stride = 1 if item.forward else -1
-        dp, stage = self.at
+        dp, stage = self.cell
         sender = stage if sent else (stage - stride) % self.shape.pp
         link = sender if item.forward else (sender - 1) % self.shape.pp
         receiver = (sender + stride) % self.shape.pp
@@ -286,11 +286,11 @@ class _Worker:
 
     def _post(self, kind: str, before: Sequence[int | None]) -> int:
         """A send or receive starts on its engine."""
-        return self.build.node(Source.POINT, self.at, 0, [*before, self.engine.get(kind)])
+        return self.build.node(Source.POINT, self.cell, 0, [*before, self.engine.get(kind)])
 
     def _send(self, item: Compute) -> None:
         kind = "forward-send" if item.forward else "backward-send"
-        post = self._post(kind, [self.launch(), self.made[item.forward, item.number]])
+        post = self._post(kind, [self.launch(), self.outputs[item.forward, item.number]])
         self._transfer(kind, post, self._flow(item, sent=True))
 
     def _recv(self, item: Compute) -> None:
@@ -313,14 +313,14 @@ class _Worker:
 
     def _batch(self, item: Transfer) -> None:
         """Sends and receives issued at once: they start together, end together, and the host waits for them."""
-        post = self.build.node(Source.POINT, self.at, 0, [self.launch(), self.compute])
+        post = self.build.node(Source.POINT, self.cell, 0, [self.launch(), self.compute])
         flows = []
         for computes, sent in ((item.sends, True), (item.recvs, False)):
             for compute in computes:
                 flow = self._flow(compute, sent=sent)
                 self.build.before[flow].append(post)
                 flows.append((compute, flow, sent))
-        done = self.build.node(Source.POINT, self.at, 0, [flow for _, flow, _ in flows])
+        done = self.build.node(Source.POINT, self.cell, 0, [flow for _, flow, _ in flows])
         for compute, _, sent in flows:
             self.op(f"{'forward' if compute.forward else 'backward'}-{'send' if sent else 'recv'}", post, done)
         self.compute = done
@@ -328,14 +328,14 @@ class _Worker:
 
     def _ring(self, kind: str, chunk: int | None, before: Sequence[int | None], share: float) -> int:
         """Join a collective over the data-parallel ranks of this stage."""
-        post = self.build.node(Source.POINT, self.at, 0, [self.launch(), self.collective, *before])
+        post = self.build.node(Source.POINT, self.cell, 0, [self.launch(), self.collective, *before])
         network, topology = self.job.network, self.build.topology
         size, hops = network.parameter_bytes * share * self.job.dp_bytes, self.shape.dp - 1
         if kind == "separate-grads-all-reduce":
             size, hops = network.separate_bytes * self.job.dp_bytes, 2 * hops
-        resources = topology.ring(self.at[1])
+        resources = topology.ring(self.cell[1])
         flow = Flow(0, size * hops / self.shape.dp, resources, hops * network.latency_s, collective=True)
-        node = self.build.meeting((kind, self.at[1], chunk), flow)
+        node = self.build.meeting((kind, self.cell[1], chunk), flow)
         self.build.before[node].append(post)
         self.op(kind, post, node, None, chunk)
         self.collective = node
@@ -347,27 +347,27 @@ class _Worker:
     def _finish(self, chunks: Sequence[int]) -> None:
         """Everything behind the last backward: reductions, clipping, the optimizer."""
         if self.job.recording.gc_marker:
-            marker = self.build.node(Source.POINT, self.at, 0, [self.compute, self.launch()])
+            marker = self.build.node(Source.POINT, self.cell, 0, [self.compute, self.launch()])
             self.op("gc", marker, marker)
         reduced = self.collective if self.job.overlap_dp else None
         done = self.work("layernorm-grads-all-reduce", Source.LAYERNORM, self.number, [self.launch(), reduced])
-        if self.shape.pp > 1 and self.at[1] in (0, self.shape.pp - 1):
+        if self.shape.pp > 1 and self.cell[1] in (0, self.shape.pp - 1):
             done = self._embedding(done)
         if self.job.has_collectives and self.job.overlap_dp:
             done = self._ring("separate-grads-all-reduce", None, [done], 0.0)
         elif self.job.has_collectives:
             for chunk in chunks:
                 done = self._reduce(chunk, [done])
-        post = self.build.node(Source.POINT, self.at, 0, [self.launch(), done])
+        post = self.build.node(Source.POINT, self.cell, 0, [self.launch(), done])
         clip = self.build.meeting(("clip",), None)
         self.build.before[clip].append(post)
         self.op("optimizer-clip-main-grad", post, clip)
         self.compute = clip
-        self.build.last[self.at] = self.work("optimizer", Source.OPTIMIZER, self.number, [self.launch()])
+        self.build.last[self.cell] = self.work("optimizer", Source.OPTIMIZER, self.number, [self.launch()])
 
     def _embedding(self, before: int) -> int:
-        dp, last = self.at[0], self.shape.pp - 1
-        post = self.build.node(Source.POINT, self.at, 0, [self.launch(), before])
+        dp, last = self.cell[0], self.shape.pp - 1
+        post = self.build.node(Source.POINT, self.cell, 0, [self.launch(), before])
         network = self.job.network
         resources = self.build.topology.exchange((dp, 0), (dp, last))
         flow = Flow(0, network.embedding_bytes, resources, network.latency_s, collective=True)

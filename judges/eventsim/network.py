@@ -20,14 +20,14 @@ class SharedNetwork:
         self.bandwidth, self.switch = bandwidth, switch
         self.fifo = queueing is Queueing.FIFO
         self.on: list[dict[int, Flow]] = [{} for _ in bandwidth]  # dicts keep the order of arrival
-        self.left: dict[int, float] = {}
+        self.remaining: dict[int, float] = {}
         self.rate: dict[int, float] = {}
         self.since: dict[int, float] = {}
         self.version: dict[int, int] = {}
 
     def start(self, node: int, flow: Flow, size: float, now: float) -> list[tuple[float, int, int]]:
         """Start a flow. Returns (time, node, version) of every flow whose end changes."""
-        self.left[node], self.rate[node], self.since[node], self.version[node] = size, 0.0, now, 0
+        self.remaining[node], self.rate[node], self.since[node], self.version[node] = size, 0.0, now, 0
         for resource in flow.resources:
             self.on[resource][node] = flow
         return self._share(flow, now)
@@ -36,7 +36,7 @@ class SharedNetwork:
         """Finish a flow; the others share its bandwidth. Returns the same as `start`."""
         for resource in flow.resources:
             del self.on[resource][node]
-        for table in (self.left, self.rate, self.since, self.version):
+        for table in (self.remaining, self.rate, self.since, self.version):
             del table[node]
         return self._share(flow, now)
 
@@ -52,19 +52,19 @@ class SharedNetwork:
             rate = min(self._offered(node, flow, resource) for resource in flow.resources)
             if rate == self.rate[node]:
                 continue
-            self.left[node] = max(self.left[node] - self.rate[node] * (now - self.since[node]), 0.0)
+            self.remaining[node] = max(self.remaining[node] - self.rate[node] * (now - self.since[node]), 0.0)
             self.rate[node], self.since[node] = rate, now
             self.version[node] += 1
             if rate > 0.0:
-                ends.append((now + self.left[node] / rate, node, self.version[node]))
+                ends.append((now + self.remaining[node] / rate, node, self.version[node]))
         return ends
 
     def _offered(self, node: int, flow: Flow, resource: int) -> float:
         """The bandwidth that one resource gives one flow."""
-        here = self.on[resource]
-        if not self.fifo or len(here) == 1 or resource == self.switch:
-            return self.bandwidth[resource] / len(here)
-        between_stages = [other for other, kind in here.items() if not kind.collective]
+        flows = self.on[resource]
+        if not self.fifo or len(flows) == 1 or resource == self.switch:
+            return self.bandwidth[resource] / len(flows)
+        between_stages = [other for other, kind in flows.items() if not kind.collective]
         if not flow.collective and between_stages[0] != node:
             return 0.0
-        return self.bandwidth[resource] / (len(here) - max(len(between_stages) - 1, 0))
+        return self.bandwidth[resource] / (len(flows) - max(len(between_stages) - 1, 0))

@@ -58,9 +58,9 @@ def _seed(rng: Rng) -> int:
 
 def _cell(rng: Rng, job: Job) -> Cell:
     """A worker without a cause, not of a DP rank with skewed data."""
-    taken = {cell for cause in job.causes for cell in cause.cells(job)}
+    troubled = {cell for cause in job.causes for cell in cause.cells(job)}
     skewed = {cause.dp for cause in job.causes if isinstance(cause, SkewedData)}
-    free = [cell for cell in job.shape.cells if cell not in taken and cell[0] not in skewed]
+    free = [cell for cell in job.shape.cells if cell not in troubled and cell[0] not in skewed]
     return free[int(rng.integers(len(free)))]
 
 
@@ -243,8 +243,10 @@ def late_data_everywhere(rng: Rng, job: Job) -> Cause:
 
 def late_data_of_some(rng: Rng, job: Job) -> Cause:
     """On one or two DP ranks, in all steps or in some, by a twentieth of a step to a whole one."""
-    some = frozenset(rng.choice(job.shape.dp, 1 + int(job.shape.dp > 3 and rng.integers(2)), replace=False).tolist())
-    return _late_data(rng, job, some)
+    dp_ranks = frozenset(
+        rng.choice(job.shape.dp, 1 + int(job.shape.dp > 3 and rng.integers(2)), replace=False).tolist()
+    )
+    return _late_data(rng, job, dp_ranks)
 
 
 def late_data_in_turn(rng: Rng, job: Job) -> Cause:
@@ -414,8 +416,8 @@ def several(count: int) -> Callable[[Rng, Job], Job]:
     """`count` different ordinary causes at once."""
 
     def finish(rng: Rng, job: Job) -> Job:
-        for at in rng.permutation(len(_ORDINARY)):
-            cause = _ORDINARY[at](rng, job)
+        for number in rng.permutation(len(_ORDINARY)):
+            cause = _ORDINARY[number](rng, job)
             if not any(type(cause) is type(other) for other in job.causes):
                 job = replace(job, causes=(*job.causes, cause))
             if len(job.causes) == count:

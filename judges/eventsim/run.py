@@ -117,9 +117,9 @@ def _recorded(job: Job, ran: Run, step: RanStep, shares: Mapping[Source, Floats]
     shape = job.shape
     offset = np.array([ran.world.offset_s[op.cell] for op in ops])
     drift = np.array([ran.world.drift[op.cell] for op in ops])
-    kept = np.array([op.cell not in job.recording.unrecorded for op in ops])
-    kept &= (end > begin) | np.array([op.source not in OPTIONAL for op in ops])
-    kept &= np.array([op.source not in ran.world.hidden for op in ops])
+    is_recorded = np.array([op.cell not in job.recording.unrecorded for op in ops])
+    is_recorded &= (end > begin) | np.array([op.source not in OPTIONAL for op in ops])
+    is_recorded &= np.array([op.source not in ran.world.hidden for op in ops])
     start = np.round(begin + drift * begin + offset - step.began, 6)
     stop = np.round(end + drift * end + offset - step.began, 6)
     duration = np.round(np.maximum(stop - start, 0.0), 6)
@@ -143,4 +143,4 @@ def _recorded(job: Job, ran: Run, step: RanStep, shares: Mapping[Source, Floats]
             for op, length in zip(ops, duration.tolist(), strict=True)
         ]
         frame = frame.with_columns(waited=pl.Series(waited, dtype=pl.List(pl.Float64)))
-    return frame.filter(kept)
+    return frame.filter(is_recorded)

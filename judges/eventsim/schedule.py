@@ -67,16 +67,16 @@ def sends(shape: Shape, stage: int, compute: Compute) -> bool:
 def program(job: Job, stage: int) -> tuple[Item, ...]:
     """Program of a stage in a step, up to its last backward."""
     items = _batched(job, stage) if job.posting is Posting.BATCHED else _separate(job, stage)
-    kept: list[Item] = []
+    necessary: list[Item] = []
     for item in items:
         if isinstance(item, Transfer):
             sent = tuple(compute for compute in item.sends if sends(job.shape, stage, compute))
             received = tuple(compute for compute in item.recvs if receives(job.shape, stage, compute))
             if sent or received:
-                kept.append(Transfer(sent, received))
+                necessary.append(Transfer(sent, received))
         else:
-            kept.append(item)
-    return tuple(kept)
+            necessary.append(item)
+    return tuple(necessary)
 
 
 def order(job: Job, stage: int) -> tuple[Compute, ...]:

@@ -57,9 +57,9 @@ class Topology:
             return (wire,)
         return (wire, *self._sides([(self.shape.host(*sender), self.shape.host(*receiver))]))
 
-    def exchange(self, one: Cell, other: Cell) -> tuple[int, ...]:
+    def exchange(self, first: Cell, second: Cell) -> tuple[int, ...]:
         """Resources of two workers that send to each other at once."""
-        hosts = self.shape.host(*one), self.shape.host(*other)
+        hosts = self.shape.host(*first), self.shape.host(*second)
         if hosts[0] == hosts[1]:
             return (self.nvlink(hosts[0]),)
         return self._sides([hosts, hosts[::-1]])
@@ -78,5 +78,5 @@ class Topology:
         half = (self.shape.hosts + 1) // 2
         return (*sorted(sides), *([self.uplink] if any((one < half) != (other < half) for one, other in hops) else []))
 
-    def _neighbours(self, one: Cell, other: Cell) -> bool:
-        return self.shape.host(*one) == self.shape.host(*other)
+    def _neighbours(self, first: Cell, second: Cell) -> bool:
+        return self.shape.host(*first) == self.shape.host(*second)

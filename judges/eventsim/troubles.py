@@ -119,8 +119,8 @@ class BusyUplink(Cause):
 
     def apply(self, world: World) -> None:
         shape = world.job.shape
-        left = self.share * world.job.network.nic * shape.hosts / 2
-        world.bandwidth[self.when.mask(shape.steps), world.topology.uplink] = left
+        bandwidth = self.share * world.job.network.nic * shape.hosts / 2
+        world.bandwidth[self.when.mask(shape.steps), world.topology.uplink] = bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,8 +105,8 @@ class Truth:
 def truths(job: Job) -> list[Truth]:
     """Causes of a job with their prices, costliest first."""
     step_s = mean_step_s(job)
-    found = [_truth(job, cause, step_s - mean_step_s(without(job, cause))) for cause in job.causes]
-    return sorted(found, key=lambda truth: -truth.saved_s)
+    unsorted = [_truth(job, cause, step_s - mean_step_s(without(job, cause))) for cause in job.causes]
+    return sorted(unsorted, key=lambda truth: -truth.saved_s)
 
 
 @lru_cache(maxsize=256)
@@ -164,8 +164,8 @@ def with_workers_replaced(job: Job, cells: frozenset[Cell]) -> Job:
     for cause in job.causes:
         match cause:
             case SlowWorkers(workers=workers) | SlowHostThread(workers=workers) if workers:
-                if left := workers - cells:
-                    causes.append(replace(cause, workers=left))
+                if others := workers - cells:
+                    causes.append(replace(cause, workers=others))
             case StoppedProcess(worker=worker) | SlowRank(worker=worker) if worker in cells:
                 pass
             case GcPauses(worker=worker) if worker in cells:

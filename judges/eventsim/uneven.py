@@ -78,8 +78,8 @@ class UnequalSequences(Cause):
         """The microbatches [S, D, M] of each stretch of steps, sorted over DP ranks in a drawn order."""
         steps, dp, microbatches = tokens.shape
         for first in range(0, steps, self.shards):
-            here, ranks = slice(first, first + self.shards), rng.permutation(dp)
-            order = np.argsort(attention[here].ravel()).reshape(dp, -1)[ranks]
+            stretch, ranks = slice(first, first + self.shards), rng.permutation(dp)
+            order = np.argsort(attention[stretch].ravel()).reshape(dp, -1)[ranks]
             order = rng.permuted(order, axis=1).reshape(dp, -1, microbatches).transpose(1, 0, 2)
-            tokens[here], attention[here] = tokens[here].ravel()[order], attention[here].ravel()[order]
+            tokens[stretch], attention[stretch] = tokens[stretch].ravel()[order], attention[stretch].ravel()[order]
         return tokens, attention

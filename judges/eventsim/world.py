@@ -134,8 +134,8 @@ def walk(steps: int, cells: tuple[int, int], microbatches: int, sd: float, memor
     shock = np.random.default_rng(seed).standard_normal((length, *cells))
     value = np.empty_like(shock)
     value[0] = shock[0]
-    for at in range(1, length):
-        value[at] = keep * value[at - 1] + np.sqrt(1 - keep**2) * shock[at]
+    for number in range(1, length):
+        value[number] = keep * value[number - 1] + np.sqrt(1 - keep**2) * shock[number]
     by_step = np.exp(sd * value).reshape(steps, microbatches, *cells)
     return np.moveaxis(by_step, 1, -1)[:, :, :, None, :]
 
@@ -175,11 +175,11 @@ def _deal(world: World) -> None:
     for step in range(steps):
         load = np.zeros(dp)
         dealt: list[list[int]] = [[] for _ in range(dp)]
-        for at in np.argsort(-cost[step].ravel(), kind="stable"):
+        for sequence in np.argsort(-cost[step].ravel(), kind="stable"):
             room = [rank for rank in range(dp) if len(dealt[rank]) < microbatches]
             rank = min(room, key=lambda rank: load[rank])
-            dealt[rank].append(int(at))
-            load[rank] += cost[step].flat[at]
+            dealt[rank].append(int(sequence))
+            load[rank] += cost[step].flat[sequence]
         new = np.array(dealt)
         world.tokens[step] = world.tokens[step].ravel()[new]
         world.attention[step] = world.attention[step].ravel()[new]
@@ -225,10 +225,10 @@ def _together(ranks: Floats | None) -> Floats | float:
 
 def waited_share(world: World) -> dict[Source, Floats]:
     """Share of a compute for which each rank of its worker waits for the last one, [S, entries, tp]."""
-    found = {}
+    shares = {}
     for source, ranks in ((Source.FORWARD, world.ranks_forward), (Source.BACKWARD, world.ranks_backward)):
         if ranks is not None:
             last = ranks.max(axis=-1, keepdims=True)
             share = (last - ranks).mean(axis=-2) / last.mean(axis=-2)
-            found[source] = share.reshape(world.job.shape.steps, -1, world.job.shape.tp)
-    return found
+            shares[source] = share.reshape(world.job.shape.steps, -1, world.job.shape.tp)
+    return shares

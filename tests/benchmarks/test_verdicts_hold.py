@@ -37,7 +37,7 @@ def test_a_cause_in_the_computes_is_named_with_place_time_and_price():
 
 def test_a_bad_worker_on_the_dp_rank_with_skewed_data_has_a_price_of_its_own():
     judged = judged_job(30002, "P1-bad-worker")
-    assert {str(truth.kind) for truth in judged.found} == {"data-skew", "bad-worker"}
+    assert {str(truth.kind) for truth in judged.recalled} == {"data-skew", "bad-worker"}
     assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
 
 
@@ -51,7 +51,7 @@ def test_drifting_speeds_accuse_no_worker_and_have_no_fix():
 
 def test_drifting_speeds_are_named_and_priced_as_random_variation():
     judged = judged_job(20001, "P14")
-    assert [str(truth.kind) for truth in judged.found] == ["random-variation"]
+    assert [str(truth.kind) for truth in judged.recalled] == ["random-variation"]
     assert max(judged.cause_errors) < LARGEST_PRICE_ERROR
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from tests.properties import examples
-from tracekit.dashboards.figures.charts import gaps_before, step_times, step_workers, worker_heatmap
+from tracekit.dashboards.figures.charts import step_times, step_workers, worker_heatmap
 from tracekit.dashboards.figures.worker_map import MOST_CELLS, WorkerMap, blocks_that_fit, level_of, pool
 from tracekit.dashboards.theme import LIGHT, LOST_LEVELS
+from tracekit.dashboards.words import gaps_before
 from tracekit.trace.model import Worker
 
 DP_RANKS, STAGES, STEPS = (0, 1, 3), 2, (7, 9)

@@ -73,7 +73,7 @@ def test_one_answer_may_list_several_workers():
     job = exact(shape=Shape(dp=4, pp=2, microbatches=4, steps=2), causes=slow)
     found = tuple(replace(truth, saved_s=1.0) for truth in truths(job))
     one = judge(job, found, reported(("bad-worker", at((1, 0), (2, 0)), 1.0)))
-    assert (len(one.found), one.wrong, one.missed) == (2, (), ())
+    assert (len(one.recalled), one.wrong, one.missed) == (2, (), ())
 
 
 def test_the_timing_of_a_cause_is_judged(slow_job):

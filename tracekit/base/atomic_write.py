@@ -51,16 +51,17 @@ def starting_with(beginning: bytes) -> Callable[[BinaryIO], bool]:
     return lambda file: file.read(len(beginning)) == beginning
 
 
-def parquet_with(key: str) -> Callable[[BinaryIO], bool]:
-    """Recognises Parquet files by a key in their metadata."""
+def parquet_with(key: str, says: Callable[[str], bool] = bool) -> Callable[[BinaryIO], bool]:
+    """Recognises Parquet files by a key in their metadata, and by what `says` accepts as its value."""
 
     def recognises(file: BinaryIO) -> bool:
         import polars as pl  # reads only the footer
 
         try:
-            return key in pl.read_parquet_metadata(file)
+            value = pl.read_parquet_metadata(file).get(key)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, MemoryError):  # a damaged file
             return False
+        return value is not None and says(value)
 
     return recognises
 

@@ -55,6 +55,8 @@ LONGEST_PATTERN = 200
 _AT_ONCE = 1 << 16
 #: A folder with more files and folders below it is not searched for a job.
 MOST_ENTRIES = 50_000
+#: What the kernel shows as folders is no place for jobs, and has no end.
+OF_KERNEL = ("/proc", "/sys", "/dev")
 
 
 @contextmanager
@@ -118,16 +120,16 @@ def _some_at_once(names: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 class Search:
-    """A search of a folder. `folders`: those that it has seen, by device and inode. `bounded`: it may end early."""
+    """A search of a folder. `folders`: by device and inode, those that it passes over. `bounded`: it may end early."""
 
     def __init__(self, folder: Path, *, bounded: bool = True) -> None:
-        self._folder, self._left = folder, MOST_ENTRIES if bounded else float("inf")
-        self.folders: set[tuple[int, int]] = set()
+        self._folder, self._entries_left = folder, MOST_ENTRIES if bounded else float("inf")
+        self.folders = {(status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.isdir, OF_KERNEL))}
 
     def count(self, entries: int) -> None:
         """Count entries that it looks at. Raises FormatError if they are too many."""
-        self._left -= entries
-        if self._left < 0:
+        self._entries_left -= entries
+        if self._entries_left < 0:
             many = f"{MOST_ENTRIES:,} files and folders"
             raise FormatError(f"{self._folder}: not searched further after {many}; name the trace, or a smaller folder")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: A failure of the process, not of a plug-in.
 _NOT_ITS_FAULT = (KeyboardInterrupt, GeneratorExit, MemoryError)
-_told: set[str] = set()
+_problems_said: set[str] = set()
 
 
 class PlugIn(NamedTuple):
@@ -81,8 +81,8 @@ def _loaded(point: EntryPoint, fits: Callable[[object], bool]) -> object:
 def tell(problems: Iterable[str]) -> None:
     """Write each sentence to stderr, once per process."""
     for problem in problems:
-        if problem not in _told:
-            _told.add(problem)
+        if problem not in _problems_said:
+            _problems_said.add(problem)
             say(f"tracekit: {problem}")
 
 

@@ -21,7 +21,7 @@ from tracekit.base.text import pace_words
 _SPINNER = "|/-\\"
 #: Redraw a count at most this often, seconds.
 _REDRAW_S = 0.2
-#: What takes less, seconds, shows no progress.
+#: What takes less, seconds, shows no progress, and nobody is told that it is waited for.
 _SHOWN_AFTER_S = 2.0
 
 
@@ -152,6 +152,23 @@ def progress(stage: str = "") -> Iterator[Callable[[str], None]]:
         ended.set()
         ticking.join()
         shown.clear()
+
+
+@contextmanager
+def saying_if_slow(text: str) -> Iterator[None]:
+    """Say `text`, once in a process, if what follows takes longer than `_SHOWN_AFTER_S`."""
+
+    def say_above_progress() -> None:
+        say_once(f"\r\x1b[K{text}" if _shown else text)
+
+    timer = threading.Timer(_SHOWN_AFTER_S, say_above_progress)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # no line comes after what it is about
 
 
 @contextmanager

@@ -120,13 +120,14 @@ def steps_text(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False) -> str:
+def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = False, on_average: bool = False) -> str:
     """What a cause costs; a cause that hides behind another one costs little until that is gone.
 
-    `whole`: what the times are of, "step" or "recording". `bound`: they are upper bounds.
+    `whole`: what the times are of, "step" or "recording". `bound`: they are upper bounds. `on_average`: some steps cost
+    it, others do not.
     """
     later = hidden(saved_s, alone_s)
-    words = f"costs {'at most ' * bound}{seconds(alone_s if later else saved_s)} {of_whole(whole)}"
+    words = f"costs {'at most ' * bound}{seconds(alone_s if later else saved_s)} {of_whole(whole)}{' on average' * on_average}"
     return f"{words} once the others are gone" if later else words
 
 

@@ -132,13 +132,13 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
     ledger = Ledger(job, next(filter(None, teams), None), axis.origin_s)
     failed = first["ending"] not in (None, _SUCCESS)
     resumed, at_s = resumed_at([attempt[0].row["first_step"] for attempt in attempts]), 0.0
-    losses = list[BilledLoss]()
+    losses, gpus = list[BilledLoss](), None
     for number, windows_of_attempt in enumerate(attempts):
         cut_off = failed or number + 1 < len(attempts)
         last = max((position for position, window in enumerate(windows_of_attempt) if window.saves), default=-1)
         for place, window in enumerate(windows_of_attempt):
             row, stretch = window.row, window.stretch
-            gpus = (window.costs.gpus if isinstance(window.costs, ClaimedCosts) else None) or row["world_size"]
+            gpus = _gpus(window, windows)
             gap = (BillPart.UNKNOWN, "between windows") if place else (BillPart.RESTARTS, "down and starting again")
             if not (number or place):
                 gap = BillPart.START, "until the first window"
@@ -151,12 +151,26 @@ def accounted(store: Store, rows: list[dict[str, Any]], costs: Mapping[tuple[str
                     lost_to = KEPT_OR_LOST  # the checkpoint is somewhere in this window, or cannot be seen
             losses += _bill_window(ledger, window, gpus, lost_to, redone_share)
     notes = [*((NoteAbout.CLOCK, note) for note in axis.notes), *_reasons(store, windows)]
+    if gpus is None:
+        notes.append((NoteAbout.GPUS, "how many GPUs it has is not known, so it has no GPU-hours"))
     notes = [(about, f"{short(job)}: {words}") for about, words in notes]
     ledger.notes += [words for _, words in notes]
-    coverage_note = next((words for about, words in notes if about is not NoteAbout.JUDGEMENT), None)
+    coverage_note = next((words for about, words in notes if about in (NoteAbout.CLOCK, NoteAbout.VERSION)), None)
     ledger.add_one(at_s, axis.end_s, gpus, (BillPart.UNKNOWN, "after the last window", ALL))
     judged = [window.row["number"] for window in windows if window.judged_s is not None]
     return Account(ledger.bill(axis.end_s), losses, windows, axis.end_s, judged, coverage_note)
+
+
+def _gpus(window: BilledWindow, windows: Sequence[BilledWindow]) -> int | None:
+    """The GPUs of the job, as far as the report on this window knows them; without a report, the ranks, unless another
+    window shows that these are no GPUs.
+    """
+    if isinstance(window.costs, ClaimedCosts):
+        return window.costs.gpus
+    if any(isinstance(other.costs, ClaimedCosts) and other.costs.gpus is None for other in windows):
+        return None
+    ranks: int = window.row["world_size"]
+    return ranks
 
 
 def _recorded_s(row: Mapping[str, Any]) -> float:
@@ -175,13 +189,14 @@ def _unknown(row: Mapping[str, Any]) -> str:
 
 
 class NoteAbout(Enum):
-    """What a note says of windows: when they ran, that their reports are of another version, or why no loss of theirs
-    is judged.
+    """What a note says of windows: when they ran, that their reports are of another version, why no loss of theirs is
+    judged, or that their GPUs are not known.
     """
 
     CLOCK = auto()
     VERSION = auto()
     JUDGEMENT = auto()
+    GPUS = auto()
 
 
 def _reasons(store: Store, windows: Sequence[BilledWindow]) -> Iterator[tuple[NoteAbout, str]]:
@@ -203,7 +218,7 @@ def _reasons(store: Store, windows: Sequence[BilledWindow]) -> Iterator[tuple[No
 
 
 def _bill_window(
-    ledger: Ledger, window: BilledWindow, gpus: int, lost_to: tuple[BillPart, str], redone_share: float
+    ledger: Ledger, window: BilledWindow, gpus: int | None, lost_to: tuple[BillPart, str], redone_share: float
 ) -> Iterator[BilledLoss]:
     """Bill a window, of which `redone_share` is lost work; yield its losses, without times if its clock is wrong."""
     costs, stretch = window.costs, window.stretch
@@ -236,7 +251,8 @@ def _bill_window(
 
 class BilledLoss(Struct, frozen=True):
     """What window `number` lost to one cause: `billed_s` seconds are on the bill as that; `redone_s` are in steps that
-    a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps.
+    a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps. `gpus`: of the
+    job, None if unknown.
     """
 
     number: int
@@ -244,7 +260,7 @@ class BilledLoss(Struct, frozen=True):
     billed_s: float
     redone_s: float
     window_s: float
-    gpus: int
+    gpus: int | None
 
 
 class BilledWindow(Struct, frozen=True):
@@ -338,13 +354,19 @@ def run_of(account: Account) -> RunVerdict:
         recorded_s=recorded_s,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=sum(cause.gpu_hours_lost for cause in causes),
+        gpu_hours_lost=_gpu_hours(account.losses),
         causes=causes,
         ended=ended,
         notes=account.bill.notes,
         of_windows=None if account.whole is None else len(whole.windows),
         coverage_note=account.coverage_note,
     )
+
+
+def _gpu_hours(losses: Sequence[BilledLoss]) -> float | None:
+    """GPU-hours of losses; None if the GPUs of the job are not known."""
+    gpu_seconds = [None if billed.gpus is None else _lost_s(billed) * billed.gpus for billed in losses]
+    return None if None in gpu_seconds else sum(filter(None, gpu_seconds)) / 3600
 
 
 def _place(billed: BilledLoss) -> tuple[Any, ...]:
@@ -372,7 +394,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         hosts=first.loss.hosts,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=sum(_lost_s(attempt) * attempt.gpus for attempt in billed) / 3600,
+        gpu_hours_lost=_gpu_hours(billed),
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
         since=first.loss.since,

@@ -44,9 +44,9 @@ KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 
 
 class Bill(Struct, frozen=True):
-    """`rows`: `job`, `team`, `week` (its Monday, UTC), `part`, `cause`, `seconds` of the wall clock, `gpu_hours`; team
-    and week are null where unknown. `wall_s`: the wall clock of each job, seconds. `notes`: what to bear in mind.
-    `runs`: the verdict on each job of a store.
+    """`rows`: `job`, `team`, `week` (its Monday, UTC), `part`, `cause`, `seconds` of the wall clock, `gpu_hours`; team,
+    week and GPU-hours are null where unknown. `wall_s`: the wall clock of each job, seconds. `notes`: what to bear in
+    mind. `runs`: the verdict on each job of a store.
     """
 
     rows: pl.DataFrame
@@ -55,26 +55,47 @@ class Bill(Struct, frozen=True):
     runs: Mapping[str, RunVerdict] = MappingProxyType({})
 
     @property
-    def gpu_hours(self) -> float:
-        """GPU-hours in all."""
-        return float(self.rows["gpu_hours"].sum())
+    def gpu_hours(self) -> float | None:
+        """GPU-hours of all jobs whose GPUs are known; None if those of none are."""
+        counted = self.rows["gpu_hours"].drop_nulls()
+        return None if counted.is_empty() and not self.rows.is_empty() else float(counted.sum())
+
+    @property
+    def unit(self) -> str:
+        """What jobs are added up in: GPU-hours or, if nothing is known of GPUs, hours."""
+        return "hours" if self.gpu_hours is None else "GPU-hours"
+
+    @property
+    def total(self) -> float:
+        """All jobs, in that unit."""
+        return float(self.rows["seconds"].sum()) / 3600 if self.gpu_hours is None else self.gpu_hours
 
     def by(self, group: str) -> pl.DataFrame:
-        """The totals of each group, one of `GROUPS`: `hours` and `gpu_hours`, and `useful`, GPU-hours of that part.
+        """The totals of each group, one of `GROUPS`: `hours` and `gpu_hours`; `spent`, its part of the `total`, in its
+        unit, and `useful`, of that. Null where unknown.
 
-        Parts and their causes come in the order of the bill, weeks in order of time, others by GPU-hours.
+        Parts and their causes come in the order of the bill, weeks in order of time, others by what is spent.
         """
         keys = ["part", "cause"] if group == "cause" else [group]
-        useful = pl.col("gpu_hours").filter(pl.col("part") == BillPart.USEFUL).sum()
+        hours, gpu_hours = pl.col("seconds") / 3600, pl.col("gpu_hours")
+        spent = hours if self.gpu_hours is None else gpu_hours
+        is_known = spent.is_not_null().any()
         totals = self.rows.group_by(keys).agg(
-            hours=pl.col("seconds").sum() / 3600, gpu_hours=pl.col("gpu_hours").sum(), useful=useful
+            hours=hours.sum(),
+            gpu_hours=pl.when(gpu_hours.is_not_null().any()).then(gpu_hours.sum()),
+            spent=pl.when(is_known).then(spent.sum()),
+            useful=pl.when(is_known).then(spent.filter(pl.col("part") == BillPart.USEFUL).sum()),
         )
         if "part" in keys:
             order = pl.col("part").replace_strict(
                 {str(part): position for position, part in enumerate(BillPart)}, return_dtype=pl.Int8
             )
-            return totals.sort(order, "gpu_hours", *keys, descending=[False, True, *(False for _ in keys)])
-        return totals.sort("week") if group == "week" else totals.sort("gpu_hours", group, descending=[True, False])
+            return totals.sort(order, "spent", *keys, descending=[False, True, *(False for _ in keys)], nulls_last=True)
+        return (
+            totals.sort("week")
+            if group == "week"
+            else totals.sort("spent", group, descending=[True, False], nulls_last=True)
+        )
 
     def output(self, gpu_hour: float | None = None) -> BillOutput:
         """The bill as JSON data. `gpu_hour`: the price of a GPU-hour."""
@@ -88,7 +109,7 @@ class BillOutput(Struct, frozen=True):
     bill_version: int
     gpu_hour: float | None
     jobs: list[dict[str, Any]]
-    gpu_hours: float
+    gpu_hours: float | None
     rows: list[dict[str, Any]]
     notes: tuple[str, ...]
 
@@ -108,12 +129,12 @@ class Ledger:
         self._job = {"job": job, "team": team}
         self._origin_s = origin_s
         self._many: list[pl.DataFrame] = []
-        self._single: list[tuple[str, str, int, float, float, float]] = []
+        self._single: list[tuple[str, str, int | None, float, float, float]] = []
         self.notes: list[str] = []
 
-    def add_one(self, start_s: float, until_s: float, gpus: int, *claims: Claim) -> list[float]:
+    def add_one(self, start_s: float, until_s: float, gpus: int | None, *claims: Claim) -> list[float]:
         """Divide one stretch from `start_s` to `until_s` after the origin among claims: each gets its seconds, or what
-        those before it have left. Returns what each got, seconds.
+        those before it have left. `gpus`: of the job, None if unknown. Returns what each got, seconds.
         """
         remaining, spent_s = until_s - start_s, list[float]()
         for part, cause, seconds in claims:
@@ -124,7 +145,7 @@ class Ledger:
             spent_s.append(spent if spent > LEAST_S else 0.0)
         return spent_s
 
-    def add(self, start_s: Any, until_s: Any, gpus: int, *claims: Claim) -> None:
+    def add(self, start_s: Any, until_s: Any, gpus: int | None, *claims: Claim) -> None:
         """The same of many stretches: arrays, or numbers."""
         start, until = np.atleast_1d(np.asarray(start_s, np.float64)), np.atleast_1d(np.asarray(until_s, np.float64))
         remaining = until - start
@@ -137,10 +158,11 @@ class Ledger:
 
     def bill(self, wall_s: float) -> Bill:
         """The bill of the job, whose wall clock is `wall_s` seconds."""
+        gpu_hours = (pl.col("seconds") * pl.col("gpus")).sum() / 3600
         rows = (
             self._with_weeks(pl.concat([*self._many, pl.DataFrame(self._single, _SPENT, orient="row")]))
             .group_by("week", "part", "cause", maintain_order=True)
-            .agg(pl.col("seconds").sum(), gpu_hours=(pl.col("seconds") * pl.col("gpus")).sum() / 3600)
+            .agg(pl.col("seconds").sum(), gpu_hours=pl.when(pl.col("gpus").is_not_null().all()).then(gpu_hours))
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
             .select(_ROWS.names())
         )

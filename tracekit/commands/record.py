@@ -305,8 +305,7 @@ def synth_command(
     "clock-offset", "missing-ranks", "missing-steps"; its place is drawn from the seed unless given.
     """
     from tracekit.base.atomic_write import check_writable
-    from tracekit.synth import Schedule, SynthSpec, parse_cause, synthesize
-    from tracekit.trace.canonical import TRACE_FILE
+    from tracekit.synth import SIMULATED_FILE, Schedule, SynthSpec, parse_cause, synthesize, write_simulated
     from tracekit.trace.model import Layout
 
     chosen = schedule or ("interleaved" if vpp > 1 else "1f1b")
@@ -324,23 +323,24 @@ def synth_command(
     if jobs is not None:
         _write_jobs(spec, jobs, out)
         return
-    check_writable(out, TRACE_FILE)
+    check_writable(out, SIMULATED_FILE)
     with progress("simulating") as show_stage:
         trace = synthesize(spec)
         show_stage("writing")
-        trace.write_parquet(out)
+        write_simulated(trace, out)
     click.echo(f"Wrote {printable(str(out))}: {trace.ops.height:,} ops. Next: {command('whatif', out)}")
 
 
 def _write_jobs(spec: SynthSpec, jobs: int, out: Path) -> None:
     """Write jobs that differ in their seed, and so in noise and in places that are drawn. Raises OutputError."""
-    from tracekit.synth import synthesize
+    from tracekit.synth import synthesize, write_simulated
 
     made_folder(out)
     with progress():
         for number in range(jobs):
             name = f"{spec.name}-{number:06d}"
-            synthesize(replace(spec, seed=spec.seed + number, name=name)).write_parquet(out / f"{number:06d}.parquet")
+            trace = synthesize(replace(spec, seed=spec.seed + number, name=name))
+            write_simulated(trace, out / f"{number:06d}.parquet")
             advance("simulating", number + 1, jobs, "jobs")
     click.echo(f"Wrote {jobs:,} jobs into {printable(str(out))}")
     click.echo(f"Next: {command('fleet', 'run', out, '--out', 'study')}")

@@ -333,7 +333,7 @@ def bill_command(source: Path, by: str, gpu_hour: float | None, as_json: bool, a
         more = command("whatif", source)
         if is_a(Content.STORE, source):
             bill = bill_of_store(Store(source))
-            lost = {job: run.gpu_hours_lost for job, run in bill.runs.items()}
+            lost = {job: (run.gpu_hours_lost or 0.0, run.lost_s) for job, run in bill.runs.items()}
             more = command("whatif", "--store", source, "--job", max(lost, key=lambda job: lost[job], default="JOB"))
         else:
             bill = bill_of_run(source) if is_run_directory(source) else bill_of_job(read_job(source))

@@ -370,7 +370,7 @@ def _loads_without_gpus(
     from tracekit.collectors.importers.kineto.host_exchanges import host_exchanges
 
     members = host_exchanges(traces)
-    return None if members.is_empty() else ExpertLoads(ExpertJob(members), logged).found(priced)
+    return None if members.is_empty() else ExpertLoads(ExpertJob(members), logged).experts_with(priced)
 
 
 #: Options that a recording without GPU ops can answer, and those that a report can.

@@ -84,7 +84,7 @@ class Notifier:
             name, _, password = credentials.partition(":")
             secret = base64.b64encode(f"{unquote(name)}:{unquote(password)}".encode()).decode()
             self._headers["Authorization"] = f"Basic {secret}"
-        self._told: str | None = None
+        self._problem_said: str | None = None
         self._asked_s = 0.0
         self._arrived = arrived
         self._outbox = Outbox[tuple[str, Keys]](self._deliver, "tracekit-notify")
@@ -113,14 +113,14 @@ class Notifier:
     def changes(self) -> Iterator[str]:
         """Return a line if messages began to fail since the last call, or arrive again. For one thread only."""
         problem = self.problem
-        if problem is not None and self._told is None:
+        if problem is not None and self._problem_said is None:
             yield (
                 f"--notify: {self._receiver} {problem}; trying again after growing delays, keeping at most"
                 f" {MOST_WAITING} messages"
             )
-        elif problem is None and self._told is not None:
+        elif problem is None and self._problem_said is not None:
             yield f"--notify: {self._receiver} answers again"
-        self._told = problem
+        self._problem_said = problem
 
     def losses(self) -> Iterator[str]:
         """A line with the number of messages that were not delivered, if there are any."""

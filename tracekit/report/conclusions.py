@@ -390,7 +390,7 @@ class RunCause(Struct, frozen=True):
     hosts: tuple[str, ...]  #: hosts of these ranks, as far as known; ranks that moved to other hosts are another cause
     lost_s: Seconds  #: seconds lost in all windows
     lost_share: Proportion  #: share of the time of the whole run
-    gpu_hours_lost: Amount  #: the same in GPU-hours
+    gpu_hours_lost: Amount | None  #: the same in GPU-hours; null if the GPUs of the job are not known
     first_step: Ordinal | None  #: first step that it slowed down
     last_step: Ordinal | None  #: last step that it slowed down
     since: Moment | None  #: when that first step began, seconds since 1970
@@ -425,7 +425,7 @@ class RunVerdict(Struct, frozen=True):
     recorded_s: Seconds  #: seconds of these steps
     lost_s: Seconds  #: seconds that they lost
     lost_share: Proportion  #: share of the time of the whole run
-    gpu_hours_lost: Amount  #: the same in GPU-hours
+    gpu_hours_lost: Amount | None  #: the same in GPU-hours; null if the GPUs of the job are not known
     causes: Sequence[RunCause]  #: what lost it, worst first
     ended: str | None  #: how the job ended; null while it runs, and if unknown
     notes: Sequence[str]  #: what to bear in mind about its times

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from tracekit.analysis.replay import Method
 from tracekit.base.errors import FormatError, SelectionError, StoreError, TraceError, TracekitError, UnsafeFileError
-from tracekit.base.limits import Search
+from tracekit.base.limits import MOST_ENTRIES, Search
 from tracekit.base.paths import Look, command, elsewhere, object_url, shown
 from tracekit.base.plug_ins import PlugIn, plug_ins, tell
-from tracekit.base.stderr import say
+from tracekit.base.stderr import say, saying_if_slow
 from tracekit.base.text import printable, quoted
 from tracekit.sources.registry import (
     FIRST,
@@ -223,7 +223,8 @@ def jobs_in(path: Path) -> list[Path]:
     folder = path.absolute()
     if not path.is_dir() or is_store_folder(folder):
         return []
-    jobs = [path / job.relative_to(folder) for job in sorted(jobs_below(folder, Search(path)))]
+    with saying_if_slow(f"tracekit: {shown(path)}: looking for traces, in up to {MOST_ENTRIES:,} files and folders"):
+        jobs = [path / job.relative_to(folder) for job in sorted(jobs_below(folder, Search(path)))]
     stores = {parent for job in jobs for parent in job.parents if is_store_folder(parent)}
     jobs = [job for job in jobs if stores.isdisjoint(job.parents)] or jobs
     return [path] if jobs and all(are_one_job([job]) for job in jobs) else jobs

@@ -25,6 +25,7 @@ from tracekit.base.text import listed, nearest, short
 from tracekit.report.findings import FIGURES, Findings
 from tracekit.store.catalogue_file import OF_WINDOWS, check_version, insert
 from tracekit.store.catalogue_rows import (
+    GPUS,
     TABLES,
     Incoming,
     StoredFile,
@@ -52,14 +53,14 @@ MOST_NAMED = 20
 #: Longer values of the free metadata are only in the trace.
 LONGEST_FACT = 1000
 
-_JOB_LIST = """
+_JOB_LIST = f"""
 SELECT jobs.job_id, jobs.name, jobs.source, counted.windows, counted.all_steps, counted.all_ops,
        epoch(newest.added_at) AS imported_at, epoch(watches.ended_at) AS watched_until_s,
        newest.problem IS NOT NULL OR newest.slowdown IS NOT NULL OR newest.tracekit IS NOT NULL AS analysed,
        CASE WHEN priced.number IS NULL THEN newest.lost_gpu_hours_per_day
             WHEN newest.lost_gpu_hours_per_day IS NOT NULL THEN coalesce(priced.saved_gpu_hours_per_day, 0)
             END AS gives_back,
-       priced.verdict, priced.headline, priced.share,
+       priced.verdict, priced.headline, priced.share, {GPUS} AS gpus,
        newest.* EXCLUDE (job_id, added_at)
 FROM jobs
 JOIN (SELECT job_id, max(number) AS number, count(*) AS windows, sum(steps)::BIGINT AS all_steps,
@@ -70,7 +71,7 @@ LEFT JOIN watches ON watches.job_id = jobs.job_id
 LEFT JOIN findings AS priced ON priced.job_id = newest.job_id AND priced.number = newest.number
 WHERE $name IS NULL OR jobs.name = $name
 ORDER BY gives_back DESC NULLS LAST, newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
-"""
+"""  # noqa: S608 - our own expression
 _WINDOWS = """
 SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
        windows.last_step, windows.ops, windows.slowdown, windows.problem
@@ -133,7 +134,8 @@ class Catalogue:
         """One row per job: name, source, and the columns of `windows` for its newest window.
 
         `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
-        `verdict`, `headline`, `share`: of its findings, null where it has none.
+        `verdict`, `headline`, `share`: of its findings, null where it has none. `gpus`: of the job, null if the report
+        does not know them.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch;
         `watched_until_s`: when it ended, null while it is watched and if it never was.
         """
@@ -160,6 +162,7 @@ class Catalogue:
                 imported_at=datetime.fromtimestamp(row["imported_at"], UTC),
                 layout=None if row["dp"] is None else Layout(*(row[size] for size in SIZES)),
                 ranks=row["world_size"],
+                gpus=row["gpus"],
                 steps=row["all_steps"],
                 ops=row["all_ops"],
                 windows=row["windows"],

@@ -101,7 +101,7 @@ class CatalogueCopy:
     name: str
     replaces: bool
     _place: OutputPlace
-    _found: tuple[int, ...] | None
+    _identity: tuple[int, ...] | None
 
     @property
     def path(self) -> Path:
@@ -118,7 +118,7 @@ class CatalogueCopy:
 
         Raises StoreBusyError if another program has changed the catalogue meanwhile.
         """
-        if identity(self.folder.status(self._place.path.name)) != self._found:
+        if identity(self.folder.status(self._place.path.name)) != self._identity:
             raise StoreBusyError(f"{self._place.path}: another program has changed the store meanwhile; try again")
         self.folder.sync(self.name)
         self._place.put(self.path)

@@ -51,6 +51,10 @@ class WindowPart(StrEnum):
     WORKERS = "workers"
 
 
+#: The GPUs of a job, of a row of `windows`: an analysed one has its GPU-hours unless the report does not know them.
+GPUS = "CASE WHEN recorded_s IS NULL OR lost_gpu_hours IS NOT NULL THEN world_size END"
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """The size of a file, and the CRC-32 of its bytes."""
@@ -63,8 +67,9 @@ class StoredFile:
 class StoredJob:
     """What the store knows about a job without reading its ops; `steps` and `ops` are totals of all its windows.
 
-    `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace. `gives_back`: GPU-hours a day
-    that the first fix saves, None if the job was not analysed.
+    `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace. `gpus`: of the job, None
+    if its report does not know them. `gives_back`: GPU-hours a day that the first fix saves, None if the job was not
+    analysed.
     """
 
     name: str
@@ -72,6 +77,7 @@ class StoredJob:
     imported_at: datetime
     layout: Layout | None
     ranks: int
+    gpus: int | None
     steps: int
     ops: int
     windows: int

@@ -20,7 +20,7 @@ from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report
 from tracekit.store.catalogue_file import insert, naive
-from tracekit.store.catalogue_rows import WrittenWindow, frame, stored_account
+from tracekit.store.catalogue_rows import GPUS, WrittenWindow, frame, stored_account
 from tracekit.store.incidents import CLEAR_WINDOWS, Incident
 from tracekit.trace.model import EARLIEST_S
 
@@ -134,7 +134,7 @@ _SPANS = f"""
 SELECT span, min(number) AS number, max(number) AS last, count(*) AS windows, min(started_at) AS start_s,
        max(end_s) AS end_s, min(first_step) AS first_step, max(last_step) AS last_step, bool_or(restarted) AS restarted,
        sum(recorded_s * steps) / sum(steps) FILTER (recorded_s IS NOT NULL) AS recorded_s,
-       sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value(world_size) AS gpus, sum(ops)::BIGINT AS ops,
+       sum(steps) FILTER (recorded_s IS NOT NULL) AS steps, any_value({GPUS}) AS gpus, sum(ops)::BIGINT AS ops,
        any_value(coalesce(facts->>'gpu_model', facts->>'label_gpu_model')) AS gpu_model,
        sum({_TOKENS} * steps) FILTER (recorded_s IS NOT NULL)
            / sum(recorded_s * steps) FILTER ({_TOKENS} IS NOT NULL)

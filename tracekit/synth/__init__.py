@@ -19,8 +19,10 @@ from tracekit.synth.injected_causes import SlowP2pLink as SlowP2pLink
 from tracekit.synth.injected_causes import SlowSteps as SlowSteps
 from tracekit.synth.injected_causes import SlowWorker as SlowWorker
 from tracekit.synth.injected_causes import parse_cause as parse_cause
+from tracekit.synth.simulate import SIMULATED_FILE as SIMULATED_FILE
 from tracekit.synth.simulate import BaseCosts as BaseCosts
 from tracekit.synth.simulate import SynthSpec as SynthSpec
 from tracekit.synth.simulate import simulated_slowdown as simulated_slowdown
 from tracekit.synth.simulate import synthesize as synthesize
+from tracekit.synth.simulate import write_simulated as write_simulated
 from tracekit.trace.compute_order import Schedule as Schedule

@@ -7,7 +7,9 @@ no code with the analysis: a replay that reproduces its timestamps checks both.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.errors import SelectionError
 from tracekit.synth.injected_causes import (
     ClockOffset,
@@ -29,7 +32,7 @@ from tracekit.synth.injected_causes import (
     parse_cause,
 )
 from tracekit.synth.schedules import LanePlan, PlannedOp, plan_lane
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.compute_order import Schedule, check_schedule
 from tracekit.trace.model import DP_COLLECTIVES, Layout, OpKind, Worker
 from tracekit.trace.schema import KIND_TYPE
@@ -44,6 +47,21 @@ FIRST_STEP = 100
 EPOCH_S = 1_750_000_000.0
 #: Duration of a send or recv that transfers nothing, seconds.
 NO_OP_S = 5e-6
+#: By this, the free metadata tells simulated traces from recorded ones.
+_FRAMEWORK = "synthetic"
+
+
+def _is_simulated(header: str) -> bool:
+    """Whether a trace with this header was simulated."""
+    try:
+        is_synthetic: bool = json.loads(header)["metadata"]["framework"] == _FRAMEWORK
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False
+    return is_synthetic
+
+
+#: The kind of file that a simulated trace replaces: a recording cannot be made again.
+SIMULATED_FILE = Kind("a trace that `tracekit synth` wrote", parquet_with(METADATA_KEY, _is_simulated))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +172,12 @@ def synthesize(spec: SynthSpec) -> Trace:
         metadata=_metadata(spec, shape, causes),
         source=spec.name,
     )
+
+
+def write_simulated(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write a simulated trace; replaces only another one. Raises OutputError; never leaves half a file."""
+    with replacing(path, SIMULATED_FILE) as temporary, open(temporary, "wb") as file:
+        trace.write_to(file)
 
 
 def _settle(spec: SynthSpec, shape: JobShape) -> tuple[tuple[InjectedCause, ...], tuple[Effect, ...]]:
@@ -356,7 +380,7 @@ def _metadata(spec: SynthSpec, shape: JobShape, causes: Sequence[InjectedCause])
         for pp_rank in range(layout.pp)
     }
     return {
-        "framework": "synthetic",
+        "framework": _FRAMEWORK,
         "gpu_model": "H800",
         "hosts": hosts,
         "layers": list(spec.layers) if spec.layers else None,

@@ -57,7 +57,7 @@ _IN_TURN = (*_WHERE, *_WHICH, *_TIMES, *OPTIONAL, *NULLABLE)
 class OrderedTrace(Trace):
     """A trace that builds the table `ops` on first use."""
 
-    _kept: dict[str, np.ndarray | pl.Series]
+    _columns: dict[str, np.ndarray | pl.Series]
 
     def __new__(cls, *fields: Any, **keywords: Any) -> Self:
         """A trace with a table: what `dataclasses.replace` makes of this one."""
@@ -67,7 +67,7 @@ class OrderedTrace(Trace):
     def of(cls, outline: Trace, workers: StepGrid, columns: Mapping[str, np.ndarray | pl.Series]) -> Self:
         """`columns`: what does not follow from the place of an op, in order. `outline`: all else."""
         trace = object.__new__(cls)
-        vars(trace).update(vars(outline), _outline=outline, workers=workers, _kept=dict(columns))
+        vars(trace).update(vars(outline), _outline=outline, workers=workers, _columns=dict(columns))
         del vars(trace)["ops"]
         return trace
 
@@ -75,7 +75,7 @@ class OrderedTrace(Trace):
     def ops(self) -> pl.DataFrame:
         """All ops, in order; nothing is kept twice."""
         table = self._table(np.ones(self.workers.rank_of.shape, np.bool_))
-        self._kept.clear()
+        self._columns.clear()
         return table
 
     @property
@@ -85,14 +85,14 @@ class OrderedTrace(Trace):
 
     def ordered(self, *names: str) -> Iterator[np.ndarray]:
         """As of other traces."""
-        if not self._kept:
+        if not self._columns:
             yield from super().ordered(*names)
-        for column in [self._kept[name] for name in names if self._kept]:
+        for column in [self._columns[name] for name in names if self._columns]:
             yield numbers_of(column) if isinstance(column, pl.Series) else column
 
     def of_stages(self, stages: Iterable[int]) -> pl.DataFrame:
         """The ops of these stages."""
-        if not self._kept:
+        if not self._columns:
             return super().of_stages(stages)
         chosen = np.zeros(self.workers.rank_of.shape, np.bool_)
         chosen[:, :, list(stages)] = True
@@ -110,10 +110,10 @@ class OrderedTrace(Trace):
         counts = np.where(chosen.reshape(-1, 1), self.workers.counts, np.int32(0))
         cell, kind, seq, place = self.workers.places_of(counts)
         columns = [pl.Series("kind", kind).cat.to(KIND_TYPE), pl.Series("seq", seq)]
-        columns += [pl.Series(name, values[place]) for name, values in self._kept.items()]
+        columns += [pl.Series(name, values[place]) for name, values in self._columns.items()]
         ops = self.workers.frame(cell).with_columns(columns)
         absent = (pl.when(pl.col(name) != NONE).then(pl.col(name)).alias(name) for name in NULLABLE)
-        names = [*SCHEMA, *(name for name in self._kept if name not in SCHEMA)]
+        names = [*SCHEMA, *(name for name in self._columns if name not in SCHEMA)]
         return ops.with_columns(absent).select(names).cast(pl.Schema(SCHEMA))
 
 

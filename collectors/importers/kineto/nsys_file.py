@@ -137,7 +137,7 @@ def nccl_calls(export: Export) -> tuple[Table, tuple[str, ...]]:
     names: dict[str, int] = {}
     schemas = _schemas(export)
 
-    def found() -> Iterator[tuple[int, ...]]:
+    def calls() -> Iterator[tuple[int, ...]]:
         if not export.has("NVTX_EVENTS", "binaryData"):
             return
         texts, where = (("text", "textId"), ("binaryData", "")), "binaryData IS NOT NULL"
@@ -146,7 +146,7 @@ def nccl_calls(export: Export) -> tuple[Table, tuple[str, ...]]:
             if values[0] != NO_ID and text is not None and (name := _CALL.match(text)):
                 yield start, thread, names.setdefault(_WORD.sub("_", name[1]).lower(), len(names)), *values
 
-    return columns(found(), ("start", "thread", "call", *_LABELS)), tuple(names)
+    return columns(calls(), ("start", "thread", "call", *_LABELS)), tuple(names)
 
 
 def collectives(

@@ -140,7 +140,7 @@ class Results:
         self._chosen: tuple[str, int] | None = None
         self._range: tuple[str, float, float] | None = None
         self._lists, self._of_catalogue = ResultCache(LISTS_KEPT), ResultCache(TABLES_KEPT)
-        self._kept, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
+        self._results, self._tables = ResultCache(RESULTS_KEPT), ResultCache(TABLES_KEPT)
         self._jobs, self._steps = ResultCache(JOBS_KEPT), ResultCache(STEPS_KEPT)
         self._runs = ResultCache(RUNS_KEPT)
 
@@ -210,7 +210,7 @@ class Results:
         """One job with its report; with the verdict of its run or the chosen range of it, if it has several windows and
         none is chosen.
         """
-        stored = self._cached_of_job(name, ("stored",), self._kept, self._read_stored)
+        stored = self._cached_of_job(name, ("stored",), self._results, self._read_stored)
         is_of_window = self._chosen is not None and self._chosen[0] == name and self._range is None
         if stored.report is None or stored.windows < 2 or is_of_window:
             return stored
@@ -246,15 +246,15 @@ class Results:
 
     def worker_steps(self, name: str) -> WorkerSlowdowns:
         """Exact S of each worker in each step."""
-        return self._cached_of_job(name, ("workers",), self._kept, self._read_worker_steps)
+        return self._cached_of_job(name, ("workers",), self._results, self._read_worker_steps)
 
     def worker_map(self, name: str) -> WorkerMap:
         """Exact S_w of each worker, over all steps and in each, with rank and host."""
-        return self._cached_of_job(name, ("map",), self._kept, self._build_worker_map)
+        return self._cached_of_job(name, ("map",), self._results, self._build_worker_map)
 
     def step_starts(self, name: str) -> dict[int, float | None]:
         """Map step number to its start in seconds since the epoch; None where unknown."""
-        return self._cached_of_job(name, ("starts",), self._kept, self._read_step_starts)
+        return self._cached_of_job(name, ("starts",), self._results, self._read_step_starts)
 
     def job(self, name: str) -> PipelineJob:
         """The pipeline with its trace, ready to be replayed; the last few stay in memory."""
@@ -368,8 +368,8 @@ class Results:
 
     def _build_worker_map(self, row: dict[str, Any]) -> WorkerMap:
         name = row["name"]
-        stored = self._cached(row, ("stored",), self._kept, self._read_stored)
-        worker_steps = self._cached(row, ("workers",), self._kept, self._read_worker_steps)
+        stored = self._cached(row, ("stored",), self._results, self._read_stored)
+        worker_steps = self._cached(row, ("workers",), self._results, self._read_worker_steps)
         if stored.report is None:
             raise NotStoredError(f"the job {name!r} {_WITHOUT}")
         return WorkerMap.of(stored.report, worker_steps)

@@ -81,7 +81,7 @@ class Handled:
 
 def handled(incidents: Sequence[Incident]) -> list[Handled]:
     """The incidents with their changes and the GPU-hours that they lost."""
-    gpus: Mapping[str, int] = dict(results().jobs().select("name", "world_size").iter_rows()) if incidents else {}
+    gpus: Mapping[str, int | None] = dict(results().jobs().select("name", "gpus").iter_rows()) if incidents else {}
     changes_of = results().store.handled
     return [
         Handled(incident, changes_of(incident.incident_id), _lost_gpu_hours(incident, gpus.get(incident.job)))

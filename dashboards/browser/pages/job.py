@@ -55,9 +55,9 @@ from tracekit.dashboards.words import (
     coverage_words,
     elsewhere_words,
     fix_times,
+    lost_words,
     run_advice,
     run_of_several,
-    share_words,
     since_words,
     steps_words,
     times_words,
@@ -447,7 +447,7 @@ def _run_causes(job: str, run: RunVerdict) -> Component:
     rows = [_row(job, cause) for cause in run.alarming]
     small = [_row(job, cause) for cause in run.causes if cause not in run.alarming]
     parts = [row_table(_HEADS, rows, "What the run lost", (2, 3))] if rows else []
-    total = f"{three_digits(run.gpu_hours_lost)} GPU-hours lost in all, {share_words(run, run.lost_s)}"
+    total = lost_words(run, "lost in all")
     if small:
         parts.append(folded(f"{len(small)} smaller; {total}", row_table(_HEADS, small, "Smaller losses", (2, 3))))
     elif len(rows) > 1:
@@ -461,7 +461,7 @@ def _row(job: str, cause: RunCause) -> list[Any]:
         dcc.Link(name, href=href("/job", job=job, window=cause.worst_window)),
         who_words(cause) if cause.ranks else "whole job",
         f"{cause.lost_share:.1%}",
-        three_digits(cause.gpu_hours_lost),
+        "-" if cause.gpu_hours_lost is None else three_digits(cause.gpu_hours_lost),
         short(steps_words(cause)),
         times_words(cause, viewer().zone) or "-",
         badge(str(cause.state).replace("-", " "), _TONES[cause.state], loud=cause.state is State.OPEN),

@@ -52,7 +52,7 @@ ORDERS = {
     "saves": ("gives_back", True),
     "share": ("share", True),
     "tokens": ("tokens_per_s", True),
-    "gpus": ("world_size", True),
+    "gpus": ("gpus", True),
     "added": ("imported_at", True),
     "job": ("name", False),
 }
@@ -78,7 +78,7 @@ FIGURES = {
     "GPU-hours a day": ("lost_gpu_hours_per_day", ",.1f"),
     "First fix saves": ("gives_back", ",.1f"),
     "Tokens/s": ("tokens_per_s", ",.0f"),
-    "GPUs": ("world_size", ","),
+    "GPUs": ("gpus", ","),
 }
 #: Columns that a facet narrows.
 FACETS = {"verdict": "Verdict", "team": "Team", "status": "Status", "host": "Culprit's node"}
@@ -149,7 +149,7 @@ def job_table() -> pl.DataFrame:
         .when(~pl.col("trustworthy"))
         .then(pl.lit(_NO_VERDICT))
         .otherwise(pl.coalesce(straggler, "verdict", pl.lit("unknown")).str.replace_all("-", " ")),
-        share=pl.coalesce("share", lost / (24 * pl.col("world_size"))).clip(0.0),
+        share=pl.coalesce("share", lost / (24 * pl.col("gpus"))).clip(0.0),
         team=pl.coalesce(metadata.json_path_match(f"$.{key}") for key in TEAM_KEYS),
         tokens_per_s=tokens.cast(pl.Float64, strict=False) / pl.col("recorded_s"),
         host=host,
@@ -176,7 +176,7 @@ def _run_columns(schema: pl.Schema) -> pl.DataFrame:
     for name, run in results().runs().items():
         if not run.recorded_s:
             continue
-        causes, kind = run.alarming, str(run_kind(run))
+        causes, kind, lost = run.alarming, str(run_kind(run)), run.gpu_hours_lost
         cause_name = _label(causes[0].cause) if causes and kind == LossKind.STRAGGLER and causes[0].is_known else None
         places = [who_words(cause) if cause.ranks else "whole job" for cause in causes]
         rows.append(
@@ -185,7 +185,7 @@ def _run_columns(schema: pl.Schema) -> pl.DataFrame:
                 "verdict": kind_words(cause_name or kind),
                 "headline": run_sentence(run, zone),
                 "share": run.lost_share,
-                "lost_gpu_hours_per_day": 24 * run.gpu_hours_lost * 3600 / run.wall_s,
+                "lost_gpu_hours_per_day": lost and 24 * lost * 3600 / run.wall_s,
                 "trustworthy": True,
                 "straggling": bool(causes),
                 "cause_kinds": [cause.cause for cause in causes],
@@ -203,7 +203,7 @@ def _hang_columns(schema: pl.Schema) -> pl.DataFrame:
         ranks, host = results().hung_ranks(name), next(iter(incident.cause.hosts), None)
         lost = None if ranks is None else 24.0 * ranks
         row = {"name": name, "verdict": HANG, "status": "hangs", "share": 1.0, "headline": incident.cause.what}
-        row |= {"world_size": ranks, "lost_gpu_hours_per_day": lost, "trustworthy": True, "straggling": True}
+        row |= {"gpus": ranks, "lost_gpu_hours_per_day": lost, "trustworthy": True, "straggling": True}
         culprit = ranks_text(incident.cause.ranks) if incident.cause.ranks else None
         rows.append(row | {"host": host, "culprit": culprit, "imported_at": incident.opened_at.timestamp()})
     return pl.DataFrame(rows, {name: schema[name] for name in rows[0]} if rows else {"name": pl.String})
@@ -228,7 +228,7 @@ def _summary(jobs: pl.DataFrame) -> Component:
     counted_jobs = slow.drop_nulls("lost_gpu_hours_per_day")  # those whose GPUs are known
     if counted_jobs.is_empty():
         return html.H2(f"{slow.height:,} {need} attention", className="count")
-    lost, all_hours = float(counted_jobs["lost_gpu_hours_per_day"].sum()), 24 * int(counted_jobs["world_size"].sum())
+    lost, all_hours = float(counted_jobs["lost_gpu_hours_per_day"].sum()), 24 * int(counted_jobs["gpus"].sum())
     price = service().gpu_hour
     money = "" if price is None else f", {lost * price:,.0f} at {price:g} a GPU-hour"
     words = f"{slow.height:,} {need} attention: {lost:,.0f} of {all_hours:,} GPU-hours a day are lost{money}"

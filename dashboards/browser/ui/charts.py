@@ -17,9 +17,9 @@ from tracekit.base.text import cost_alone, seconds
 from tracekit.dashboards.browser.data.view_state import comma
 from tracekit.dashboards.browser.ui.components import attributes, href
 from tracekit.dashboards.browser.ui.context import viewer
-from tracekit.dashboards.figures.charts import gaps_before
 from tracekit.dashboards.figures.worker_map import Pooled, WorkerMap, pooled_to
 from tracekit.dashboards.theme import ink_on
+from tracekit.dashboards.words import gaps_of_bars
 from tracekit.report.tables import OfStep
 
 #: The largest small map (DP ranks, stages), and the most cells of a map that shows figures.
@@ -102,7 +102,7 @@ def step_bars(by_step: Sequence[OfStep], job: str, *, links: bool = True) -> Com
     top = slowest.recorded_s
     theme = viewer().theme
     bars: list[Component] = []
-    gaps = {-(-gap // block) for gap in gaps_before(np.array([row.step for row in by_step])).tolist()}
+    gaps = gaps_of_bars(np.array([row.step for row in by_step]), block)
     for number, row in enumerate(steps):
         if number in gaps:
             bars.append(html.Span(className="gap", title="steps that were not recorded"))

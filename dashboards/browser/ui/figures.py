@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import polars as pl
 
 from tracekit.base.text import seconds, short
-from tracekit.dashboards.figures.charts import figure, markers
+from tracekit.dashboards.figures.charts import broken_line, figure, markers
 from tracekit.dashboards.theme import Theme, ink_on
 from tracekit.report.compare import CostChange, Side
 from tracekit.report.hardware import MemoryTimes
@@ -56,14 +56,12 @@ def step_series(before: Side, after: Side, theme: Theme, *, split: bool) -> go.F
     for (name, colour), side in zip(_side_colours(theme).items(), (before, after), strict=True):
         positions = side.steps if split else np.arange(len(side.steps))
         fig.add_scatter(
-            x=positions,
-            y=side.recorded_s,
-            customdata=side.steps,
+            **broken_line(side.steps, positions, side.recorded_s, [(step,) for step in side.steps.tolist()]),
             name=name,
             mode=markers(len(positions)),
             line={"color": colour, "width": 1.5},
             marker={"size": 5},
-            hovertemplate="step %{customdata}: %{y:.4g} s<extra>" + name + "</extra>",
+            hovertemplate="step %{customdata[0]}: %{y:.4g} s<extra>" + name + "</extra>",
         )
         fig.add_scatter(
             x=positions[[0, -1]],

@@ -150,7 +150,7 @@ def test_the_list_of_jobs_has_each_with_its_findings(pages: Pages) -> None:
             report = report_on(pages, name)
             assert rows[name]["slowdown"] == pytest.approx(report["slowdown"])
             gpus = report["job"]["gpus"]
-            assert rows[name]["world_size"] == (report["job"]["engines"] + 1 if name == "post-training" else gpus)
+            assert rows[name]["gpus"] == gpus
             assert (rows[name]["lost_gpu_hours_per_day"] is None) == (gpus is None) == (name == "post-training")
             assert rows[name]["cause_kinds"][0] == report["causes"][0]["kind"]
             assert rows[name]["verdict"] == report["verdict"]["label"].replace("-", " ")
