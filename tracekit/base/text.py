@@ -127,7 +127,8 @@ def cost(saved_s: float, alone_s: float, whole: str = "step", *, bound: bool = F
     it, others do not.
     """
     later = hidden(saved_s, alone_s)
-    words = f"costs {'at most ' * bound}{seconds(alone_s if later else saved_s)} {of_whole(whole)}{' on average' * on_average}"
+    words = f"costs {'at most ' * bound}{seconds(alone_s if later else saved_s)} {of_whole(whole)}"
+    words += " on average" * on_average
     return f"{words} once the others are gone" if later else words
 
 
