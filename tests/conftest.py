@@ -47,10 +47,12 @@ LONGEST = (
     *(f"tests/collectors/launch/test_{name}.py" for name in ("terminal", "standalone", "long_runs", "gone")),
     *(f"tests/test_{name}.py" for name in ("store_windows", "first_minutes", "docs")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("attach", "profiler")),
+    "tests/analysis/plans/test_live_ddp.py",
     "tests/collectors/nccl/test_launching.py",
     "tests/collectors/nccl",
     "tests/fleet/test_sources.py",
     *(f"tests/test_{name}.py" for name in ("absurd_sizes", "bad_input", "cli", "in_the_way")),
+    "tests/fuzz/test_requests.py",
 )
 #: Fixtures that take longer are listed by `make durations`.
 SLOW_FIXTURE_S = 0.2

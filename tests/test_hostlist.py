@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cases import case
+from tests.properties import examples
 from tracekit.report.conclusions import hostlist, is_node_name
 
 
@@ -41,6 +42,7 @@ def test_neighbours_share_brackets_and_digits_stay_as_they_are() -> None:
 
 
 @pytest.mark.slow
+@examples(100)
 @given(st.lists(st.from_regex(r"(a|rack-|n1x)?[0-9]{1,4}|[a-c]{1,3}", fullmatch=True)))
 def test_slurm_reads_back_the_names(names: list[str]) -> None:
     found = expanded(hostlist(names))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.collectors.shared_runs import ALONE, BATCHES, EVERY_PUSH, RUNS
+from tests.collectors.shared_runs import BATCHES, BATCHES_ALONE, EVERY_PUSH, RUNS
 from tests.made_once import made_once
 from tracekit.analysis.graph.lanes import place_lanes
 from tracekit.trace.canonical import Trace, read_parquet
@@ -184,9 +184,9 @@ class Runs:
         self.factory, self.slow, self.under_collect = factory, slow, under_collect
 
     def __getitem__(self, name: str) -> Run:
-        (batch,) = (batch for batch, names in BATCHES.items() if name in names)
+        batches = BATCHES if self.under_collect else BATCHES_ALONE
+        ((batch, names),) = ((batch, names) for batch, names in batches.items() if name in names)
         assert self.slow or batch == "every-push", f"mark the test slow: {name!r} is none of the runs of every push"
-        names = [name for name in BATCHES[batch] if self.under_collect or name in ALONE]
 
         def make(directory: Path) -> dict[str, Run]:
             play_nvml(directory)

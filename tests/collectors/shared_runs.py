@@ -73,19 +73,6 @@ EVERY_PUSH = (
     *("gpu", "fsdp", "ddp", "logs", "pipeline", "plain", "rank-2-kills", "hooks-broken", "none"),
     *("disk-is-full", "every-file-is-a-link"),
 )
-#: Runs that one process makes, one after the other.
-BATCHES = {
-    "every-push": [*EVERY_PUSH],
-    **{
-        name: [run for run in kinds if run not in EVERY_PUSH]
-        for name, kinds in {
-            "jobs": PLAYED | SHAPES | PAUSES | FAULTS,
-            "loops": LOOPS,
-            "frameworks": ROWS,
-            "sabotaged": SABOTAGED,
-        }.items()
-    },
-}
 #: Those whose results must be what they are without collect.
 ALONE = (
     *("fsdp", "uneven", "sharded", "ddp", "fsdp-pipeline", "accumulation", "pipeline", "plain", "compile-many"),
@@ -93,3 +80,20 @@ ALONE = (
     "none",
     *(name for name in SIGNALS if name in TESTED),  # the only ones that make a difference without collect, too
 )
+#: Runs that one process makes under collect, one after the other.
+BATCHES = {
+    "every-push": [*EVERY_PUSH],
+    **{
+        name: [run for run in kinds if run not in EVERY_PUSH]
+        for name, kinds in {
+            "jobs": PLAYED | SHAPES | PAUSES | FAULTS,
+            "loops-and-frameworks": LOOPS | ROWS,
+            "sabotaged": SABOTAGED,
+        }.items()
+    },
+}
+#: The same without collect: these are few, and importing torch takes longer than most of them.
+BATCHES_ALONE = {
+    "every-push": [run for run in ALONE if run in EVERY_PUSH],
+    "others": [run for run in ALONE if run not in EVERY_PUSH],
+}

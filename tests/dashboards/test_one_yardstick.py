@@ -41,18 +41,16 @@ def said(store: Path) -> Iterator[tuple[str, str]]:
         yield f"{name}, terminal", re.split(r"^ *Method", full, maxsplit=1, flags=re.MULTILINE)[0]
         yield f"{name}, Markdown", run("whatif", *named, "--markdown", "-").out
         yield f"{name}, culprits", run("culprits", *named).out
-        yield f"{name}, bill", run("bill", store, "--by", "cause").out
         report = opened.report(name)
         assert report is not None
         yield f"{name}, card", re.sub(r"<style>.*?</style>", "", card(report), flags=re.DOTALL)
         for form, text in messages(report, "http://here").items():
             yield f"{name}, {form}", text
-        sentences = {
-            key: why_slow(str(store), name)["answer"][key] for key in ("headline", "cost", "who", "why", "fix")
-        }
-        yield f"{name}, MCP", json.dumps(sentences)
+        answer = why_slow(str(store), name)["answer"]
+        yield f"{name}, MCP", json.dumps({key: answer[key] for key in ("headline", "cost", "who", "why", "fix")})
         for path in PAGES if report.by_worker else PAGES[:1]:
             yield f"{name}, {path}", pages.text(path, job=name)
+    yield "bill", run("bill", store, "--by", "cause").out
     for path in OF_ALL:
         yield path, pages.text(path)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.writtenrun import WrittenRun
-from tests.collectors.conftest import SCRIPTS, environment, torchrun
+from tests.collectors.conftest import SCRIPTS, environment, forks
 from tests.handmade import run
 from tests.live.beside import Beside
 from tests.live.test_notify import receiving
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, asked: Writ
 
 @pytest.mark.slow
 def test_an_alert_of_a_real_job_names_the_line_of_the_sleep(tmp_path: Path) -> None:
-    """Two ranks of torchrun, rank 1 of which sleeps in a named function."""
+    """Two ranks, rank 1 of which sleeps in a named function."""
     script = (SCRIPTS / "slow_line.py").read_text().splitlines()
     (number,) = [number for number, line in enumerate(script, 1) if line.endswith("# here")]
     with receiving() as receiver:
@@ -194,7 +194,7 @@ def test_an_alert_of_a_real_job_names_the_line_of_the_sleep(tmp_path: Path) -> N
             "--notify",
             receiver.url,
         ]
-        command += ["--store", "s.store", "--name", "job", "--", *torchrun(2, "slow_line.py")]
+        command += ["--store", "s.store", "--name", "job", "--", *forks(2, "slow_line.py")]
         with subprocess.Popen(command, cwd=tmp_path, env=environment(STOP=tmp_path / "stop")) as process:
             try:
                 code = ""

@@ -297,10 +297,14 @@ def _all_impossible(connection: duckdb.DuckDBPyConnection, database: str) -> Map
 def impossible(connection: duckdb.DuckDBPyConnection, table: str) -> list[Impossible]:
     """The impossible rows of one of `TABLES`."""
     rows = frame(connection.sql(f"SELECT rowid AS key, * FROM {table}"))  # noqa: S608
+    if rows.is_empty():
+        return []
     names = dict(connection.execute("SELECT job_id, name FROM jobs").fetchall())
     conditions = {"job_id": col("job_id").is_in(list(names)), **_possible()[table]}
     checks = [condition.fill_null(False).alias(column) for column, condition in conditions.items()]
     bad = rows.filter(~pl.all_horizontal(checks))
+    if bad.is_empty():
+        return []
     keys = bad.select(*(["key", "job_id", "number"] if "number" in bad.columns else ["key", "job_id"]))
     rows_of_table = []
     for (row, job_id, *numbers), holds in zip(keys.iter_rows(), bad.select(checks).iter_rows(named=True), strict=True):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tests.collectors.conftest import forks
 from tracekit.analysis.plans.from_recording import MB, Buckets
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import optimize
@@ -21,9 +21,8 @@ DEFAULT_MB = 25.0
 
 def measured(out: Path, caps_mb: list[float]) -> dict[str, Any]:
     """Figures of a job of two ranks."""
-    caps = ",".join(map(str, caps_mb))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", JOB, out, caps]
-    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    command = forks(2, str(JOB), str(out), ",".join(map(str, caps_mb)))
+    subprocess.run(command, check=True, capture_output=True)
     figures: dict[str, Any] = json.loads(out.read_text())
     return figures
 
