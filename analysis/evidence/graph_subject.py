@@ -116,11 +116,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
         return None
 
     @property
-    def alone(self) -> bool:
-        """Whether it has a single rank, and so no peers."""
-        return False
-
-    @property
     def idle_s(self) -> float:
         """How long all GPUs idle at least, as far as known, seconds."""
         return 0.0

@@ -95,6 +95,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return True
 
     @property
+    def alone(self) -> bool:
+        """Whether a single rank was recorded, without peers to compare it with."""
+        return False
+
+    @property
     def names(self) -> Names:
         """The names of places in the job."""
         return Names()

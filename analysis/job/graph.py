@@ -104,7 +104,9 @@ class OfGraph(Job):
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
         diagnosis = diagnose(graph_assessment(evidence), asked.metrics)
-        return analysed(evidence, diagnosis, asked, path, questions, labels).analysis()
+        return analysed(
+            evidence=evidence, diagnosis=diagnosis, asked=asked, questions=questions, labels=labels, path=path
+        ).analysis()
 
     @cached_property
     def times(self) -> GraphTimes:

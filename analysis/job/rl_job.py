@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl_subject import RlSubject
-from tracekit.analysis.job.build import build
+from tracekit.analysis.job.build import Analysed
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answered
 from tracekit.analysis.rl.account import RlAccount
@@ -37,6 +36,7 @@ from tracekit.report.tables import (
     LegendEntry,
     Outline,
     Picture,
+    Section,
     Series,
     SeriesLine,
     Table,
@@ -126,12 +126,12 @@ class RlJob(Job):
         account = evidence.run.account(alternatives) if alternatives else evidence.account
         unpriced = {price.scenario for price in account.what_if if price.saved_s is None}
         return AnalysedRun(
-            name=self.trace.name,
             evidence=evidence,
-            account=account,
             diagnosis=diagnose(RlAssessment(evidence, account), asked.metrics),
             asked=asked,
             questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
+            name=self.trace.name,
+            account=account,
         ).analysis()
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
@@ -211,40 +211,39 @@ class RlJob(Job):
         return SelectionError(f"{what} is for {kinds}; {short(self.trace.name)} is {self.source}")
 
 
-class AnalysedRun(Struct, frozen=True, eq=False):
+class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
     """Everything that is known of an analysed run. `account`: where the mean step went, and the alternatives asked for;
     `questions`: the fixes and alternatives that have a price.
     """
 
-    name: str
     evidence: RlSubject
+    name: str
     account: RlAccount
-    diagnosis: Diagnosis
-    asked: ReportOptions = ReportOptions()
-    questions: tuple[Question, ...] = ()
 
-    def analysis(self) -> Analysis:
-        """The report."""
-        evidence, account, tables = self.evidence, self.account, list(_sections(self.account))
+    @property
+    def times(self) -> StepTimes:
+        """See `Analysed.times`."""
+        evidence = self.evidence
+        return StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal)
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        return _remarks(self.account)
+
+    def _overview(self) -> list[Table]:
+        return list(_sections(self.account))
+
+    def _sections(self) -> Iterator[Section]:
+        yield from _pictures_of(self.evidence.run, [phase.phase for phase in self.account.phases])
+        yield from self._overview()
+
+    def _answers(self) -> list[Table]:
+        """See `Analysed`; the table of alternatives has the others."""
         named = [question for question in self.questions if _FIX in question.question]
-        answers = question_table(named, "step", daily=evidence.daily, fix_means=_FIX_MEANS) if named else None
-        report = build(
-            evidence,
-            self.diagnosis,
-            self.asked,
-            job=self._outline(),
-            times=StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal),
-            wasted_gpu_hours=self.diagnosis.verdict.lost_gpu_hours,
-            remarks=_remarks(account),
-            overview=tables,
-            sections=[*_pictures_of(evidence.run, [phase.phase for phase in account.phases]), *tables],
-            questions=self.questions,
-            answers=[] if answers is None else [answers],  # `tables` have the other alternatives
-            keys={
-                **{name: getattr(account, name) for name in RlAccount.__struct_fields__ if name != "job"},
-            },
-        )
-        return Analysis(report, self.diagnosis)
+        return [question_table(named, "step", daily=self.evidence.daily, fix_means=_FIX_MEANS)] if named else []
+
+    def _keys(self) -> dict[str, Any]:
+        keys = {name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"}
+        return {"wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours, **keys}
 
     def _outline(self) -> Outline:
         job, phases = self.account.job, self.account.phases
