@@ -380,11 +380,11 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         """Return the job in which each part of host work takes so much less, seconds, [parts]."""
         return LessTime(np.bincount(self.op, seconds, len(self.called_s)).astype(np.float64))
 
-    def less(self, parts: Ints | Bools, share: Floats | float = 1.0) -> LessTime:
-        """Return the job without these parts of host work, or without a share of each."""
-        removed_share = np.zeros(len(self.op))
-        removed_share[parts] = share
-        return self.less_s(removed_share * self.seconds)
+    def less(self, parts: Ints | Bools) -> LessTime:
+        """Return the job without these parts of host work."""
+        removed_s = np.zeros(len(self.op))
+        removed_s[parts] = self.seconds[parts]
+        return self.less_s(removed_s)
 
 
 @evidence(RecordingSubject)

@@ -93,10 +93,10 @@ class OfGraph(Job):
         questions: list[Question] = []
         if asked.fix or asked.keep:
             # Most reports answer none.
-            from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+            from tracekit.analysis.job.questions import answer_fix, answer_keep, check
 
             check(replay, asked.fix)
-            questions += [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
+            questions += [answer_fix(replay, text, self._gpus, evidence) for text in asked.fix]
             questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
@@ -130,13 +130,13 @@ class OfGraph(Job):
         return len(self.graph.ops.mesh.ranks)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+        from tracekit.analysis.job.questions import answer_fix, answer_keep, check
 
         _ = self.times  # or the error that there are none
         if keep:
             return answer_keep(self.replay, selection, self._gpus)
         check(self.replay, (selection,))
-        return answer_fix(self.replay, selection, self._gpus, self.evidence, op_edits)
+        return answer_fix(self.replay, selection, self._gpus, self.evidence)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""

@@ -116,9 +116,9 @@ class ReplayedJob(Struct, frozen=True):
         subject = PipelineSubject.of(trace, replay, lambda: attributed)
         subject = structs.replace(subject, expert_loads=asked.expert_loads)
         if asked.fix:
-            from tracekit.analysis.job.questions import answer_fix, pipeline_edits
+            from tracekit.analysis.job.questions import answer_fix
 
-            questions = [answer_fix(replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
+            questions = [answer_fix(replay, text, gpus, subject) for text in asked.fix]
         if progress is not None:
             progress("causes and fixes")
         if asked.expert_loads is not None and subject.exchanges is None:

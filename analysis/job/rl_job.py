@@ -160,7 +160,7 @@ class RlJob(Job):
         """What an alternative changes, or the fix that it names."""
         if not text.startswith(_FIX):
             return Scenario.parse(text)
-        return fix_named(self.analysis.diagnosis.fixes, text.removeprefix(_FIX)).change
+        return fix_named(self.analysis.diagnosis.fixes, text.removeprefix(_FIX)).plan.change
 
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
         if flagged := self.evidence.account.flagged:
