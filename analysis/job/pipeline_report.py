@@ -132,31 +132,24 @@ class ReplayedJob(Struct, frozen=True):
             labels=labels,
             job=self,
             attribution=attributed,
-            published=_published_view(self.graph, self.published),
+            method=_method_used(self.graph, self.published),
             coverage=trace.coverage(),
             ranks=trace.worker_ranks(),
         )
 
 
-class PublishedView(Struct, frozen=True):
-    """S by the published method, and why it can differ from tracekit's."""
-
-    slowdown: float
-    reasons: tuple[str, ...]
-
-
 class AnalysedPipeline(Analysed, frozen=True, kw_only=True, eq=False):
     """Everything that is known of an analysed pipeline.
 
-    `attribution`: what stragglers cost, and who they are. `published`: S by the published method, None if it cannot
-    differ. `coverage`: what the trace lacks; `ranks`: the global rank of each worker. `evidence_steps`: causes, fixes
-    and answers follow from so many steps, None for all; `job` has only these.
+    `attribution`: what stragglers cost, and who they are. `coverage`: what the trace lacks; `ranks`: the global rank of
+    each worker. `evidence_steps`: causes, fixes and answers follow from so many steps, None for all; `job` has only
+    these.
     """
 
     evidence: PipelineSubject
     job: ReplayedJob
     attribution: Attribution
-    published: PublishedView | None
+    method: MethodUsed
     coverage: TraceCoverage
     ranks: Mapping[Worker, int]
     evidence_steps: int | None = None
@@ -218,7 +211,7 @@ class AnalysedPipeline(Analysed, frozen=True, kw_only=True, eq=False):
             yield timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))
 
     def _keys(self) -> dict[str, Any]:
-        attribution, published, coverage, graph = self.attribution, self.published, self.coverage, self.job.graph
+        attribution, graph = self.attribution, self.job.graph
         gaps = [
             CoverageGap(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in attribution.gaps
@@ -229,19 +222,11 @@ class AnalysedPipeline(Analysed, frozen=True, kw_only=True, eq=False):
             "step_time_s": structs.replace(self.mean, with_delays=float(attribution.with_delays.mean())),
             "bubbles": self._bubbles,
             "experts": experts_of_job(self.evidence.exchanges, self.asked, self.diagnosis.causes),
-            "method": MethodUsed(
-                graph.method,
-                None if published is None else number(published.slowdown),
-                [] if published is None else list(published.reasons),
-            ),
+            "method": self.method,
             "clocks": self._clock_report,
             "posting": graph.graph.posting,
             "coverage": Coverage(
-                workers_expected=coverage.workers_expected,
-                workers_traced=coverage.workers_traced,
-                worker_steps_expected=coverage.worker_steps_expected,
-                worker_steps_traced=coverage.worker_steps_traced,
-                missing_workers=list(coverage.missing_workers),
+                **structs.asdict(self.coverage),
                 gaps=gaps,
                 slowdown_as_recorded=number(attribution.slowdown_as_recorded),
                 hidden_slowdown=number(attribution.hidden_slowdown),
@@ -347,10 +332,11 @@ def published_graph(trace: Trace, job: JobGraph) -> JobGraph | None:
     return JobGraph.from_trace(trace, Method.PUBLISHED) if other and job.method is Method.TRACEKIT else None
 
 
-def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | None:
-    """The result of the published method, None if it cannot differ. `other`: see `published_graph`."""
+def _method_used(job: JobGraph, other: JobGraph | None) -> MethodUsed:
+    """The rules of the analysis, with S by the published ones if that can differ. `other`: see `published_graph`."""
+    alone = MethodUsed(job.method, None, [])
     if job.method is Method.PUBLISHED:
-        return None
+        return alone
     graph = job.graph
     occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.job.kinds))
     same_rules = graph.posting.rule is Posting.SAME_DIRECTION
@@ -366,7 +352,7 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
             f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
         )
     if not reasons:
-        return None
+        return alone
     if other is not None:
         published = other.replay
     elif same_rules:  # the same graph and costs, different ideals
@@ -374,8 +360,8 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
     else:
         published = job.replay.with_published_rules()
     if not mean_step_time(published, IDEAL):  # no slowdown; the attribution reports it
-        return None
-    return PublishedView(slowdown_of(published), tuple(reasons))
+        return alone
+    return MethodUsed(job.method, number(slowdown_of(published)), reasons)
 
 
 def rows_of_pipeline(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> dict[str, Any]:
