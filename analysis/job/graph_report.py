@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import polars as pl
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
@@ -25,7 +25,6 @@ from tracekit.analysis.evidence.graph_subject import (
 )
 from tracekit.analysis.gpu.recorded import Recorded
 from tracekit.analysis.job.build import Analysed, experts_of_job, is_asked
-from tracekit.analysis.job.job import refused_measured
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
@@ -46,9 +45,6 @@ from tracekit.report.tables import (
     WaitFor,
 )
 from tracekit.trace.facts import Fact
-
-if TYPE_CHECKING:
-    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 
 #: The most rows of ranks on a first screen, and in their own table.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
@@ -74,19 +70,10 @@ class AnalysedGraph(Analysed, frozen=True, kw_only=True, eq=False):
     evidence: GraphSubject
     path: CriticalPath
 
-    @staticmethod
-    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
-        """Return the evidence with steps without a profiler. Raises SelectionError if no profiler recorded the job, or
-        if they are of another job.
-        """
-        del measured
-        raise refused_measured(evidence.trace.name, source)
-
     @property
     def times(self) -> StepTimes:
         """See `Analysed.times`."""
-        times = self.evidence.times
-        return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
+        return self.evidence.times
 
     @cached_property
     def shares_by_rank(self) -> Mapping[int, Share]:
@@ -241,13 +228,6 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
 
     evidence: RecordingSubject
 
-    @staticmethod
-    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
-        """See `AnalysedGraph.with_measured`."""
-        del source
-        measured.check(evidence.trace.name, evidence.ranks_of_job, evidence.summary.gpu)
-        return structs.replace(evidence, measured=measured)
-
     @property
     def _recorded(self) -> Recorded | None:
         """What the recording shows besides its ops; None if only these are left."""
@@ -382,13 +362,6 @@ class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
             "kernel_classes": _kernel_rows(recorded.kernel_time),
             "unknown_kernels": _kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
         }
-
-
-#: What is known of an analysed job, by the kind of its evidence.
-ANALYSED: dict[type[GraphSubject], type[AnalysedGraph]] = {
-    GraphSubject: AnalysedGraph,
-    RecordingSubject: AnalysedRecording,
-}
 
 
 def _gpu_in_words(gpu: GpuTimes) -> str:

@@ -115,8 +115,6 @@ class RlJob(Job):
         ):
             if value:
                 raise self._not_for(option)
-        if asked.layers is not None:
-            raise self._not_for("--layers", "pipeline traces")
         self.refuse_pipeline_options(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
@@ -207,8 +205,8 @@ class RlJob(Job):
             facts["engines"] = [f"engine-{number}" for number in range(len(engines))]
         return replace(self, trace=replace(self.trace, name="job", metadata={POST_TRAINING: facts}))
 
-    def _not_for(self, what: str, kinds: str = "pipelines and op traces") -> SelectionError:
-        return SelectionError(f"{what} is for {kinds}; {short(self.trace.name)} is {self.source}")
+    def _not_for(self, what: str) -> SelectionError:
+        return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")
 
 
 class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
