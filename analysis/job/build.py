@@ -88,7 +88,7 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         yield from ()
 
     @abstractmethod
-    def _overview(self) -> Sequence[Table]:
+    def _overview(self) -> Iterable[Table]:
         """The tables of the first screen."""
 
     @abstractmethod

@@ -192,12 +192,11 @@ class AnalysedPipeline(Analysed, frozen=True, kw_only=True, eq=False):
 
         return find_bubbles(self.job.replay, self.asked.schedules)
 
-    def _overview(self) -> list[Table]:
-        if self._bubbles is None:
-            return []
-        from tracekit.analysis.bubbles.picture import bubbles_tables
+    def _overview(self) -> Iterator[Table]:
+        if self._bubbles is not None:
+            from tracekit.analysis.bubbles.picture import bubbles_tables
 
-        return list(bubbles_tables(self._bubbles))
+            yield from bubbles_tables(self._bubbles)
 
     def _sections(self) -> Iterator[Section]:
         """See `Analysed`; the picture is of the slowest step, as recorded and under the schedules that were priced."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
 from tracekit.analysis.diagnosis.diagnosis import diagnose
@@ -225,10 +226,42 @@ class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
         return StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal)
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        return _remarks(self.account)
+        account = self.account
+        yield "Step", "; ".join(_step(account))
+        if account.generation is not None:
+            yield "Engines", "; ".join(_engines(account.generation))
+        if account.sides is not None:
+            yield "Sides", account.sides.words
+        if account.unlike is not None and account.unlike.words:
+            without = f"; without them the mean step takes {seconds(account.unlike.usual_s)}"
+            yield "Steps", "; ".join(account.unlike.words) + without * bool(account.unlike.steps)
+        if account.tools is not None:
+            yield "Tools", account.tools.words
+        if left_out := account.left_out:
+            log = account.replayed_s is None
+            lacks = "a whole record" if log else "the time of generation, training or sync"
+            yield "Left out", f"{ranks_text(left_out, name='step')} without {lacks}"
+        if restarts := account.restarts:
+            yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
 
-    def _overview(self) -> list[Table]:
-        return list(_sections(self.account))
+    def _overview(self) -> Iterator[Table]:
+        """Yield phases, losses and prices."""
+        account = self.account
+
+        def table_row(name: str, value_s: float) -> tuple[str, str, str]:
+            return name, seconds(value_s), percent(value_s / account.step_s)
+
+        rest = [] if account.unaccounted_s is None else [table_row("unaccounted", account.unaccounted_s)]
+        phases = (*(table_row(short(row.phase, 30), row.seconds) for row in account.phases), *rest)
+        yield Table("Phases", ("Phase", "a step", "share"), phases)
+        losses = tuple(table_row(row.loss, row.lost_s) for row in account.losses)
+        if losses:
+            notes = [] if account.generation is not None else ["those within the generation need trajectories"]
+            if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
+                notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
+            yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
+        if (prices := _prices(account)).rows or prices.note:
+            yield prices
 
     def _sections(self) -> Iterator[Section]:
         yield from _pictures_of(self.evidence.run, [phase.phase for phase in self.account.phases])
@@ -240,8 +273,9 @@ class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
         return [question_table(named, "step", daily=self.evidence.daily, fix_means=_FIX_MEANS)] if named else []
 
     def _keys(self) -> dict[str, Any]:
-        keys = {name: getattr(self.account, name) for name in RlAccount.__struct_fields__ if name != "job"}
-        return {"wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours, **keys}
+        keys = structs.asdict(self.account) | {"wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours}
+        del keys["job"]
+        return keys
 
     def _outline(self) -> Outline:
         job, phases = self.account.job, self.account.phases
@@ -252,52 +286,10 @@ class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
             whole="step",
             sizes=f"{job.format}, {counted(job.steps, 'step')}{on}",
             gpus=self.evidence.gpus,
-            steps=job.steps,
             ranks=job.engines,
             ops=job.trajectories + (len(phases) + 1) * job.steps,
-            format=job.format,
-            trajectories=job.trajectories,
-            engines=job.engines,
-            basis=job.basis,
+            **structs.asdict(job),
         )
-
-
-def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
-    yield "Step", "; ".join(_step(account))
-    if account.generation is not None:
-        yield "Engines", "; ".join(_engines(account.generation))
-    if account.sides is not None:
-        yield "Sides", account.sides.words
-    if account.unlike is not None and account.unlike.words:
-        without = f"; without them the mean step takes {seconds(account.unlike.usual_s)}"
-        yield "Steps", "; ".join(account.unlike.words) + without * bool(account.unlike.steps)
-    if account.tools is not None:
-        yield "Tools", account.tools.words
-    if left_out := account.left_out:
-        log = account.replayed_s is None
-        lacks = "a whole record" if log else "the time of generation, training or sync"
-        yield "Left out", f"{ranks_text(left_out, name='step')} without {lacks}"
-    if restarts := account.restarts:
-        yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
-
-
-def _sections(account: RlAccount) -> Iterator[Table]:
-    """Phases, losses and prices."""
-
-    def table_row(name: str, value_s: float) -> tuple[str, str, str]:
-        return name, seconds(value_s), percent(value_s / account.step_s)
-
-    rest = [] if account.unaccounted_s is None else [table_row("unaccounted", account.unaccounted_s)]
-    phases = (*(table_row(short(row.phase, 30), row.seconds) for row in account.phases), *rest)
-    yield Table("Phases", ("Phase", "a step", "share"), phases)
-    losses = tuple(table_row(row.loss, row.lost_s) for row in account.losses)
-    if losses:
-        notes = [] if account.generation is not None else ["those within the generation need trajectories"]
-        if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
-            notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
-        yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
-    if (prices := _prices(account)).rows or prices.note:
-        yield prices
 
 
 def _step(account: RlAccount) -> Iterator[str]:
