@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
-from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
+from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.detectors.detector import (
     Detector,
     PlugInError,
@@ -28,11 +28,11 @@ from tracekit.analysis.evidence.subject import Cause, JobKind, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
-from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Verdict
+from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Patterns, Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import MetricsInReport
 from tracekit.report.tables import encoded
-from tracekit.trace.facts import SAMPLED, Fact, Lack, gpu_uuids
+from tracekit.trace.facts import SAMPLED, Fact, gpu_uuids
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
@@ -43,8 +43,7 @@ class Diagnosis(Struct, frozen=True, eq=False):
 
     `headline`: what the verdict follows from. `answer`: all of it in a few sentences. `stalls`: isolated slow steps.
     `trust`: as that of the attribution, except that launch delays that a named cause explains do not count against the
-    replay. `problems`: why plug-ins were left out; `failed`: the kinds of those that failed on this job. `lacks`: what
-    its source cannot show.
+    replay. `problems`: why plug-ins were left out; `failed`: the kinds of those that failed on this job.
     """
 
     trust: ReplayTrust
@@ -53,12 +52,10 @@ class Diagnosis(Struct, frozen=True, eq=False):
     verdict: Verdict
     causes: tuple[Cause, ...]
     fixes: tuple[PricedFix, ...]
-    time: TimePattern | None = None
-    space: SpacePattern | None = None
+    patterns: Patterns
     stalls: tuple[Stall, ...] = ()
     problems: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    lacks: tuple[Lack, ...] = ()
     metrics: MetricsInReport | None = None
 
 
@@ -185,14 +182,9 @@ class Assessment(Struct, frozen=True, eq=False):
         return ()
 
     @property
-    def time(self) -> TimePattern | None:
-        """When the job loses time."""
-        return None
-
-    @property
-    def space(self) -> SpacePattern | None:
-        """Where the job loses time."""
-        return None
+    def patterns(self) -> Patterns:
+        """When and where the job loses time."""
+        return Patterns(None, None)
 
 
 def changes_of(causes: Iterable[Cause]) -> list[Any]:
@@ -260,11 +252,9 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
         headline=headline,
         stalls=assessed.stalls,
         verdict=verdict_of(job, headline, causes, begin, answer),
-        time=assessed.time,
-        space=assessed.space,
+        patterns=assessed.patterns,
         causes=causes,
         fixes=fixes,
-        lacks=job.lacks,
         metrics=tests_of_metrics,
     )
 

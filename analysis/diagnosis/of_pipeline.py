@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.attribution import (
     Parts,
     ReplayTrust,
 )
-from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.attribution.patterns import Stall, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
@@ -52,6 +52,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
+from tracekit.report.conclusions import Patterns
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
@@ -177,12 +178,9 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {finding.when}"
 
     @property
-    def time(self) -> TimePattern:
-        return time_pattern(self.job.attribution)
-
-    @property
-    def space(self) -> SpacePattern:
-        return space_pattern(self.job.attribution, self.job.hosts)
+    def patterns(self) -> Patterns:
+        attribution = self.job.attribution
+        return Patterns(time_pattern(attribution), space_pattern(attribution, self.job.hosts))
 
 
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:

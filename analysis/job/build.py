@@ -23,7 +23,7 @@ from tracekit.analysis.job.job import Analysis, ReportOptions
 from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.numeric.statistics import ratio_margins
 from tracekit.base.text import counted, seconds
-from tracekit.report.conclusions import Patterns, Trust
+from tracekit.report.conclusions import Trust
 from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.questions import (
     ByLabel,
@@ -114,6 +114,18 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
 
         return on_other_gpus(self.evidence, self.asked.hardware)
 
+    def _all_remarks(self, overlap: Maybe[Overlap], experts: Maybe[Experts]) -> Iterator[tuple[str, str]]:
+        diagnosis = self.diagnosis
+        yield from (("Missing", lack.sentence) for lack in self.evidence.lacks if lack.fact is Fact.COMPUTE)
+        yield from self._remarks()
+        if overlap:
+            yield "Overlap", _hidden(overlap)
+        if experts and self.asked.wants_experts:
+            yield "Experts", experts_sentence(experts)
+        if diagnosis.metrics is not None:
+            yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
+        yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))
+
     def analysis(self) -> Analysis:
         """Return the report, and what it was made of. Raises SelectionError for a schedule that does not exist."""
         diagnosis, asked, times, mean, job = self.diagnosis, self.asked, self.times, self.mean, self._outline()
@@ -154,17 +166,15 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             assumptions=_assumptions(job) if self.evidence.daily else [],
             findings=[cause.finding for cause in diagnosis.causes],
             fixes=[priced.fix for priced in diagnosis.fixes],
-            patterns=Patterns(diagnosis.time, diagnosis.space),
+            patterns=diagnosis.patterns,
             stalls=list(diagnosis.stalls),
             problems=list(diagnosis.problems),
             failed=list(diagnosis.failed),
-            lacks=list(diagnosis.lacks),
+            lacks=list(self.evidence.lacks),
             questions=list(self.questions),
             by_label=[row for group in self.labels for row in _of_label(group)],
             by_step=_by_step(times, diagnosis.headline.step_lost_s, keys.pop("step_values", {})),
-            remarks=[
-                Remark(*remark) for remark in _remarks(diagnosis, [*self._remarks(), *_words(overlap, experts, asked)])
-            ],
+            remarks=[Remark(*remark) for remark in self._all_remarks(overlap, experts)],
             overview=list(self._overview()),
             asked=[*of_gpus, *self._answers(), *of_labels, *of_overlap, *(loads if asked.wants_experts else ())],
             sections=[*self._sections(), *(() if asked.wants_experts else loads)],
@@ -213,15 +223,6 @@ def _by_step(times: StepTimes, lost_s: Floats, step_values: StepValues) -> list[
     ]
 
 
-def _remarks(diagnosis: Diagnosis, of_source: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """What else a reader must know."""
-    yield from (("Missing", lack.sentence) for lack in diagnosis.lacks if lack.fact is Fact.COMPUTE)
-    yield from of_source
-    if diagnosis.metrics is not None:
-        yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
-    yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))
-
-
 def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Cause]) -> Maybe[Experts]:
     """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, and
     no key if there are none.
@@ -241,14 +242,6 @@ def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings
     if evidence is not None:
         loads.causes.extend(other_causes(evidence, findings))
     return loads
-
-
-def _words(overlap: Maybe[Overlap], experts: Maybe[Experts], asked: ReportOptions) -> Iterator[tuple[str, str]]:
-    """Yield a sentence each."""
-    if overlap:
-        yield "Overlap", _hidden(overlap)
-    if experts and asked.wants_experts:
-        yield "Experts", experts_sentence(experts)
 
 
 def experts_sentence(experts: Experts) -> str:
