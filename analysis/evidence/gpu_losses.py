@@ -262,11 +262,6 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             frozenset(ops["name"].gather(launched.drop_nulls().cast(pl.Int64)).unique().to_list()),
         )
 
-    @cached_property
-    def reason(self) -> tuple[str, ...]:
-        """The reason of each of `activities`."""
-        return tuple(activity.reason for activity in self.activities)
-
     def mask(self, *reasons: IdleReason, where: Callable[[HostActivity], bool] | None = None) -> Bools:
         """Return which parts are of these reasons, and of what `where` accepts, [parts]; none of the profiler."""
         wanted = np.array(
