@@ -15,6 +15,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.handmade import run
 from tests.outputs import report_schema
+from tracekit.analysis.job.job import ReportOptions
 from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.dashboards.documents.markdown import markdown
@@ -83,7 +84,8 @@ def test_a_loss_below_0_says_what_that_means(tmp_path: Path) -> None:
         losses = [LossTime("engines", lost_s), LossTime("sync", 1.0)]
         account = msgspec.structs.replace(job.evidence.account, losses=losses)
         diagnosis = job.analysis.diagnosis
-        run_of = AnalysedRun("run", job.evidence, account, diagnosis)
+        asked = ReportOptions()
+        run_of = AnalysedRun(evidence=job.evidence, diagnosis=diagnosis, asked=asked, name="run", account=account)
         (table,) = (one for one in run_of.analysis().report.sections if one.title == "Losses")
         assert table.note == words
 

@@ -162,7 +162,6 @@ def attribute(replay: JobReplay, *, progress: Progress | None = None) -> Attribu
     return Attribution(
         dp_ranks=graph.dp_ranks,
         stages=graph.layout.pp,
-        world_size=graph.layout.world_size,
         correlation=forward_backward_correlation(replay),
         gaps=graph.gaps,
         clock_doubts=replay.clocks.doubts,

@@ -110,7 +110,6 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     steps: Int32s
     dp_ranks: tuple[int, ...]
     stages: int
-    world_size: int
     recorded: Floats
     original: Floats
     ideal: Floats
@@ -162,19 +161,9 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         return self.original_s / self.ideal_s
 
     @property
-    def waste(self) -> float:
-        """Share of the step time lost to stragglers, 1 - 1/S; negative if the ideal is slower than the original."""
-        return waste(self.slowdown)
-
-    @property
     def straggling(self) -> bool:
         """S >= 1.1."""
         return self.slowdown >= STRAGGLING_SLOWDOWN
-
-    @property
-    def wasted_gpu_hours(self) -> float:
-        """GPU-hours lost in the traced steps."""
-        return float((self.original - self.ideal).sum()) * self.world_size / 3600
 
     @cached_property
     def stage_slowdown(self) -> Floats:
@@ -338,7 +327,7 @@ class Parts(Struct, frozen=True):
 
 
 def waste(slowdown: float) -> float:
-    """1 - 1/S."""
+    """The share of the step that is lost to stragglers, 1 - 1/S; negative if the ideal job would be slower."""
     return 1 - 1 / slowdown
 
 

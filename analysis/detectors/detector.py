@@ -85,7 +85,7 @@ class Repair(Struct, frozen=True):
 
     `kind`: the name of the fix. `title`: its goal. `reached`: the assumption behind its price, that the goal is
     reached; empty if that goes without saying. `assumes`: an assumption that every output shows. `excludes`: as for
-    `Fix`.
+    `Plan`.
     """
 
     kind: str

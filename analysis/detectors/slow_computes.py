@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from msgspec import structs
 
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
@@ -25,7 +26,6 @@ from tracekit.analysis.evidence.compute_profile import COMPUTES, FORWARD
 from tracekit.analysis.evidence.off_cpu import Lockstep
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
-    SlowGroup,
     as_fast_as_peers,
     beyond_peers_s,
     clocks_of,
@@ -79,21 +79,11 @@ def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
 
 def _of_workers(kind: str, job: PipelineSubject, workers: Sequence[Worker]) -> Candidate:
     """The candidate that names `workers`, which are slow in the same steps."""
-    hit = job.cells_of(workers)
-    figures, one_kind = worker_figures(job, hit), slow_kind(job, hit) is not None
-    return Candidate(
-        kind,
-        Place(workers=tuple(workers)),
-        slower(job, hit, "its peers" if len(workers) == 1 else "their peers"),
-        figures,
-        confidence_from(figures[:2]),
-        workers_as_fast_as_peers(job, hit),
-        worker_series(job, hit),
-        time_of(job, hit),
-        next_check=ONE_KIND_CHECK if one_kind else None,
-        suggested_fix=SLOW_KIND if one_kind else None,
-        excess=figures[0].value,
-    )
+    hit, who = job.cells_of(workers), "its peers" if len(workers) == 1 else "their peers"
+    slow = of_cells(kind, job, hit, Place(workers=tuple(workers)), who)
+    if slow_kind(job, hit) is None:
+        return slow
+    return structs.replace(slow, next_check=ONE_KIND_CHECK, suggested_fix=SLOW_KIND)
 
 
 def only_costly(kind: str, job: PipelineSubject, candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -174,7 +164,7 @@ class SlowHosts(Detector):
         for group in slow_groups(job)[0]:
             if group.host is not None:
                 where = Place(workers=job.workers_where(group.hit), host=group.host)
-                yield of_group(self.kind, job, group, where, "their peers on other hosts")
+                yield of_cells(self.kind, job, group.hit, where, "their peers on other hosts")
 
 
 class SlowRankGroup(Detector):
@@ -206,7 +196,7 @@ class SlowRankGroup(Detector):
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
         for group in slow_groups(job)[0]:
             if group.dp_ranks:
-                yield of_group(self.kind, job, group, Place(dp_ranks=group.dp_ranks), "the other DP ranks")
+                yield of_cells(self.kind, job, group.hit, Place(dp_ranks=group.dp_ranks), "the other DP ranks")
 
 
 def late_ranks(job: PipelineSubject) -> dict[str, tuple[Bools, Floats]]:
@@ -425,17 +415,17 @@ def time_of(job: PipelineSubject, hit: Bools) -> TimePattern | None:
     return time_of_episodes(job, profile.ranks, int(np.flatnonzero(hit.any(axis=0))[0]))
 
 
-def of_group(kind: str, job: PipelineSubject, group: SlowGroup, where: Place, who: str) -> Candidate:
-    """Return the candidate for a group of slow workers; `who`: its peers in words."""
-    figures = worker_figures(job, group.hit)
+def of_cells(kind: str, job: PipelineSubject, hit: Bools, where: Place, who: str) -> Candidate:
+    """Return the candidate for the workers in `hit`, [stages, dp_ranks], slow together; `who`: their peers in words."""
+    figures = worker_figures(job, hit)
     return Candidate(
         kind,
         where,
-        slower(job, group.hit, who),
+        slower(job, hit, who),
         figures,
         confidence_from(figures[:2]),
-        workers_as_fast_as_peers(job, group.hit),
-        worker_series(job, group.hit),
-        time_of(job, group.hit),
+        workers_as_fast_as_peers(job, hit),
+        worker_series(job, hit),
+        time_of(job, hit),
         excess=figures[0].value,
     )

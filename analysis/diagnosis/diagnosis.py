@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
-from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
+from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.detectors.detector import (
     Detector,
     PlugInError,
@@ -25,15 +24,15 @@ from tracekit.analysis.detectors.detector import (
 )
 from tracekit.analysis.diagnosis.find import causes_of
 from tracekit.analysis.diagnosis.price import PricedFix, act_of, assumed_by, best_fix, first_fix, fixes_of
-from tracekit.analysis.evidence.subject import Cause, Plan, Subject
+from tracekit.analysis.evidence.subject import Cause, JobKind, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.plug_ins import in_words, tell
 from tracekit.base.text import code_name, main_clause, of_whole, seconds, sure, three_digits, with_error
-from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Verdict
+from tracekit.report.conclusions import Answer, CauseInWords, Culprit, Finding, Loss, LossParts, Patterns, Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.hardware import MetricsInReport
 from tracekit.report.tables import encoded
-from tracekit.trace.facts import SAMPLED, Fact, Lack, gpu_uuids
+from tracekit.trace.facts import SAMPLED, Fact, gpu_uuids
 
 if TYPE_CHECKING:
     from tracekit.analysis.metrics.samples import MetricSource
@@ -44,8 +43,7 @@ class Diagnosis(Struct, frozen=True, eq=False):
 
     `headline`: what the verdict follows from. `answer`: all of it in a few sentences. `stalls`: isolated slow steps.
     `trust`: as that of the attribution, except that launch delays that a named cause explains do not count against the
-    replay. `problems`: why plug-ins were left out; `failed`: the kinds of those that failed on this job. `lacks`: what
-    its source cannot show.
+    replay. `problems`: why plug-ins were left out; `failed`: the kinds of those that failed on this job.
     """
 
     trust: ReplayTrust
@@ -54,12 +52,10 @@ class Diagnosis(Struct, frozen=True, eq=False):
     verdict: Verdict
     causes: tuple[Cause, ...]
     fixes: tuple[PricedFix, ...]
-    time: TimePattern | None = None
-    space: SpacePattern | None = None
+    patterns: Patterns
     stalls: tuple[Stall, ...] = ()
     problems: tuple[str, ...] = ()
     failed: tuple[str, ...] = ()
-    lacks: tuple[Lack, ...] = ()
     metrics: MetricsInReport | None = None
 
 
@@ -81,8 +77,7 @@ class NamedLoss(Struct, frozen=True, eq=False):
     `headline_s`: what that kind costs; `lost_s`: what the job loses in all, of `whole_s`, of which `returning_s` will
     be lost again; seconds of the mean step, or of the recording. `step_lost_s`: what each step loses, seconds, [steps].
     `leading`: the findings that cause it, the costliest first. `losses`: each kind of loss, the one to name first.
-    `parts`: what S consists of. `of_mean_ops`: whether the loss is relative to ops of mean duration. `formula`: what
-    `lost_s` is the value of.
+    `parts`: what S consists of. `of_mean_ops`: whether the loss is relative to ops of mean duration.
     """
 
     kind: LossKind
@@ -96,7 +91,6 @@ class NamedLoss(Struct, frozen=True, eq=False):
     losses: tuple[LossWithCauses, ...]
     parts: Parts
     of_mean_ops: bool = False
-    formula: str = ""
 
     @property
     def share(self) -> float:
@@ -114,16 +108,17 @@ class NamedLoss(Struct, frozen=True, eq=False):
         return next((cause for loss in self.losses for cause in loss.causes), None)
 
 
-def loss_formula(losses: Sequence[LossWithCauses], *, of_mean_ops: bool, whole: str = "step", by_rank: bool) -> str:
-    """What the total loss is the value of. `by_rank`: without a cause, its ranks run at the pace of their peers."""
-    first, formula = next(iter(losses), None), "T(kept) - T(kept, without the named causes)"
-    if of_mean_ops or first is None:
+def _formula(job: Subject, headline: NamedLoss) -> str:
+    """What the total loss is the value of; without a cause, ranks run at the pace of their peers, but in pipelines."""
+    losses, formula = headline.losses, "T(kept) - T(kept, without the named causes)"
+    first, by_rank = next(iter(losses), None), job.kind is not JobKind.PIPELINE
+    if headline.of_mean_ops or first is None:
         return "T(original) - T(ideal)"
     if first.kind is LossKind.COMMUNICATION and not first.causes:
         return "T(original) - T(original, communication takes no time)"
     if by_rank and first.causes and first.causes[0].where.ranks:
         return "T(kept) - T(kept, this rank at the pace of its peers)"
-    if whole == "recording" and first.causes:
+    if job.whole == "recording" and first.causes:
         return "what the first cause costs, see Cause"
     return formula if len(losses) == 1 else f"the most of {formula} and what one kind of loss costs"
 
@@ -175,7 +170,7 @@ class Assessment(Struct, frozen=True, eq=False):
 
     @abstractmethod
     def fit(self, trust: ReplayTrust) -> str:
-        """Return how well the replay fits the recording, or why it is not trusted, in words."""
+        """Return how well the replay fits the recording, if it is trusted, in words."""
 
     def seen(self, finding: Cause) -> str:
         """Return where exactly a finding is, and when it acts, in words that follow its place."""
@@ -187,14 +182,9 @@ class Assessment(Struct, frozen=True, eq=False):
         return ()
 
     @property
-    def time(self) -> TimePattern | None:
-        """When the job loses time."""
-        return None
-
-    @property
-    def space(self) -> SpacePattern | None:
-        """Where the job loses time."""
-        return None
+    def patterns(self) -> Patterns:
+        """When and where the job loses time."""
+        return Patterns(None, None)
 
 
 def changes_of(causes: Iterable[Cause]) -> list[Any]:
@@ -205,11 +195,6 @@ def changes_of(causes: Iterable[Cause]) -> list[Any]:
 def doubts_of(causes: Iterable[Cause]) -> tuple[str, ...]:
     """Why a report with these causes cannot be trusted: loads of experts that are not known."""
     return tuple(cause.effect for cause in causes if cause.kind == "unknown-loads")
-
-
-def every_step(lost_s: float, steps: int) -> Floats:
-    """Return the same loss for each step, seconds, [steps]."""
-    return np.full(steps, lost_s)
 
 
 def diagnose(assessed: Assessment, metrics: MetricSource | None = None) -> Diagnosis:
@@ -267,11 +252,9 @@ def _diagnosed(assessed: Assessment, detectors: Sequence[Detector], metrics: Met
         headline=headline,
         stalls=assessed.stalls,
         verdict=verdict_of(job, headline, causes, begin, answer),
-        time=assessed.time,
-        space=assessed.space,
+        patterns=assessed.patterns,
         causes=causes,
         fixes=fixes,
-        lacks=job.lacks,
         metrics=tests_of_metrics,
     )
 
@@ -307,7 +290,7 @@ def verdict_of(
         who=answer.who,
         cost=answer.cost,
         action=answer.action,
-        formula=headline.formula,
+        formula=_formula(job, headline),
     )
 
 
@@ -335,9 +318,9 @@ def answer_of(
         saves=None if leading is None or best is None else _saves(job, leading, best),
         others=tuple(_other(job, cause) for cause in causes if cause is not leading and _costs(cause)),
         stalls=tuple(f"step {stall.step}: +{seconds(stall.extra_s)}, {stall.part}" for stall in assessed.stalls),
-        causes=tuple(_cause(job, cause) for cause in causes),
+        causes=tuple(cause_words(job, cause) for cause in causes),
         places=tuple(_place(job, cause) for cause in causes),
-        trust=assessed.fit(trust),
+        trust=assessed.fit(trust) if trust.trustworthy else "; ".join(trust.reasons),
         culprits=tuple(_culprits(assessed, causes)),
         accounts=tuple(_accounts(assessed, causes, leading, fixes)),
     )
@@ -377,8 +360,8 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
     )
 
 
-def _cause(job: Subject, cause: Cause) -> str:
-    """One cause: where, and what it does."""
+def cause_words(job: Subject, cause: Cause) -> str:
+    """Where a cause is, and what it does."""
     place = job.names.place(cause.where)
     return f"{place.words}: {main_clause(cause.effect)}" if place else main_clause(cause.effect)
 
@@ -386,16 +369,14 @@ def _cause(job: Subject, cause: Cause) -> str:
 def _place(job: Subject, cause: Cause) -> str:
     """Ranks and nodes of a cause."""
     place = job.names.place(cause.where)
-    if place is None:
-        return job.everywhere
-    return place.words
+    return job.everywhere if place is None else place.words
 
 
 def _other(job: Subject, cause: Cause) -> str:
     """One more cause, with its cost; of what the time of a recording is spent on, only the name."""
     spent, once = cause.spent, f", seen once: {cause.once.words}" if cause.once else ""
     if spent is None:
-        return f"{_cause(job, cause)} ({cause.costs}{once})"
+        return f"{cause_words(job, cause)} ({cause.costs}{once})"
     where = f" at {code_name(spent.where)}" if spent.where and spent.where != spent.name else ""
     return f"{spent.reason}: {code_name(spent.name)}{where} {cause.costs}{once}"
 

@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.detectors.detector import detector_of
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of, loss_formula
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of
 from tracekit.analysis.diagnosis.price import PricedFix
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
@@ -81,7 +81,6 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         if lost_s > whole_s:  # it lies in few steps, and the usual one is shorter
             whole_s = job.recorded_s
         losses = (LossWithCauses(loss, lost_s, leading, explained_s),) if lost_s > 0 else ()
-        of_mean_ops = loss is LossKind.STRAGGLER and not leading
         return NamedLoss(
             kind=kind,
             sentence=self.sentence(kind, leading, lost_s),
@@ -93,8 +92,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
             leading=leading,
             losses=losses,
             parts=parts_of_s(job),
-            of_mean_ops=of_mean_ops,
-            formula=loss_formula(losses, of_mean_ops=of_mean_ops, whole=job.whole, by_rank=True),
+            of_mean_ops=loss is LossKind.STRAGGLER and not leading,
         )
 
     def lost_s(self, leading: Sequence[Cause], lost_s: float, whole_s: float) -> float:
@@ -129,8 +127,6 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
         yield from doubts_of(causes)
 
     def fit(self, trust: ReplayTrust) -> str:
-        if not trust.trustworthy:
-            return "; ".join(trust.reasons)
         job, gaps = self.job, f"gaps between ops add {trust.discrepancy:z.1%}"
         if unseen_s(job) >= 0.0005 * job.recorded_s:
             gaps += f" and {unseen_s(job) / job.recorded_s:.1%} that the recording does not show"
@@ -178,7 +174,7 @@ class RecordingAssessment(GraphAssessment, frozen=True, eq=False):
             (job.summary.unmatched * job.shows(Fact.RANKS), "communication kernel", "without a partner"),
             (job.summary.without_launch, "GPU op", "launched outside the recording"),
         )
-        figures = [f"{counted(number, noun)} {what}" for number, noun, what in odd if number and trust.trustworthy]
+        figures = [f"{counted(number, noun)} {what}" for number, noun, what in odd if number]
         return "; ".join([fit, *figures])
 
     def seen(self, finding: Cause) -> str:

@@ -6,7 +6,6 @@ In: a `PipelineSubject` and its causes. Out: its `Assessment`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -22,15 +21,15 @@ from tracekit.analysis.attribution.attribution import (
     Parts,
     ReplayTrust,
 )
-from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern, space_pattern, time_pattern
+from tracekit.analysis.attribution.patterns import Stall, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
     LossWithCauses,
     NamedLoss,
+    cause_words,
     changes_of,
     doubts_of,
-    loss_formula,
 )
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
@@ -53,6 +52,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
+from tracekit.report.conclusions import Patterns
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
@@ -134,25 +134,22 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         if not attribution.straggling and lost_s < SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
             losses = [*_exposed_communication(job), *losses]
             lost_s = _lost_s(losses, recovered_s)
-        named = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
-        of_kind = losses[:1] if named.kind is LossKind.MINOR else losses
-        leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
+        kind, headline_s, sentence = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
+        of_kind = losses[:1] if kind is LossKind.MINOR else losses
         rest = rest_words(job, parts) or ""
         once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
-        of_mean_ops = lost_s == straggling_s(job, causes, parts)
         return NamedLoss(
-            kind=named.kind,
-            sentence=named.sentence if rest in named.sentence else f"{named.sentence}; {rest}",
-            headline_s=named.lost_s,
+            kind=kind,
+            sentence=sentence if rest in sentence else f"{sentence}; {rest}",
+            headline_s=headline_s,
             lost_s=lost_s,
             whole_s=job.recorded_s,
             returning_s=max(lost_s - once_s, 0.0),
             step_lost_s=_step_lost_s(job, recovered_s, lost_s),
-            leading=leading,
+            leading=next((loss.causes for loss in of_kind if kind in {loss.kind, LossKind.MINOR}), ()),
             losses=tuple(losses),
             parts=parts,
-            of_mean_ops=of_mean_ops,
-            formula=loss_formula(losses, of_mean_ops=of_mean_ops, by_rank=False),
+            of_mean_ops=lost_s == straggling_s(job, causes, parts),
         )
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
@@ -166,8 +163,6 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         return trust
 
     def fit(self, trust: ReplayTrust) -> str:
-        if not trust.trustworthy:
-            return "; ".join(trust.reasons)
         explained = f"gaps between ops add {trust.discrepancy:.1%}"
         if trust.discrepancy > LARGEST_DISCREPANCY:
             explained += f", all but {trust.unexplained:.1%} explained"
@@ -183,20 +178,9 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         return f"{f' ({workers[0].coordinates})' if len(workers) == 1 else ''}, {finding.when}"
 
     @property
-    def time(self) -> TimePattern:
-        return time_pattern(self.job.attribution)
-
-    @property
-    def space(self) -> SpacePattern:
-        return space_pattern(self.job.attribution, self.job.hosts)
-
-
-class _Named(NamedTuple):
-    """The kind of loss to name, its cost in seconds of the mean step, and the sentence about it."""
-
-    kind: LossKind
-    lost_s: float
-    sentence: str
+    def patterns(self) -> Patterns:
+        attribution = self.job.attribution
+        return Patterns(time_pattern(attribution), space_pattern(attribution, self.job.hosts))
 
 
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
@@ -312,31 +296,26 @@ def _step_lost_s(job: PipelineSubject, recovered_s: Floats, lost_s: float) -> Fl
 
 def _named(
     job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: float, gone_s: float, parts: Parts
-) -> _Named:
-    """The kind of loss to name, its cost, and the sentence about it. `gone_s`: as in `_together`."""
+) -> tuple[LossKind, float, str]:
+    """The kind of loss to name, its cost in seconds of the mean step, and the sentence about it. `gone_s`: what goes
+    with all causes, seconds of the mean step.
+    """
     attribution = job.attribution
     if losses and not losses[0].causes and losses[0].kind is LossKind.COMMUNICATION:
         step, exposed = seconds(attribution.recorded_s), seconds(losses[0].lost_s)
-        return _Named(
-            LossKind.COMMUNICATION,
-            losses[0].lost_s,
-            f"{exposed} of every {step} step are communication that no compute hides",
-        )
+        said = f"{exposed} of every {step} step are communication that no compute hides"
+        return LossKind.COMMUNICATION, losses[0].lost_s, said
     if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
         costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
         hiding = losses[0].causes and losses[0].causes[0].hidden
         alone = sum(len(loss.causes) for loss in losses) == 1
         if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
-            return _Named(losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses))
+            return losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses)
     if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
-        return _together(job, losses, lost_s, gone_s)
+        return losses[0].kind, lost_s, _together(job, losses, min(lost_s, gone_s))
     if attribution.slowdown < SMALLEST_SLOWDOWN:
-        return _Named(
-            LossKind.CONTRADICTION,
-            0.0,
-            f"without stragglers the job would be {1 / attribution.slowdown - 1:.0%} slower than it is, which cannot"
-            " be",
-        )
+        slower = f"{1 / attribution.slowdown - 1:.0%} slower than it is"
+        return LossKind.CONTRADICTION, 0.0, f"without stragglers the job would be {slower}, which cannot be"
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = "no straggler" if job.all_workers_traced else "no straggler among the ranks that were recorded"
     if job.shows(Fact.COMPUTE):
@@ -352,21 +331,16 @@ def _named(
     delay_share = delay_share_without(job, changes_of(cause for loss in losses for cause in loss.causes))
     if delay_share > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {delay_share:.0%} to the step"
-    return _Named(kind, of_kind_s, sentence)
+    return kind, of_kind_s, sentence
 
 
-def _together(job: PipelineSubject, losses: Sequence[LossWithCauses], lost_s: float, gone_s: float) -> _Named:
-    """The headline for causes that each cost little, often because they hide behind each other, but much together.
-
-    `gone_s`: what goes with all of them, seconds of the mean step.
-    """
+def _together(job: PipelineSubject, losses: Sequence[LossWithCauses], cost_s: float) -> str:
+    """The sentence on causes that each cost little, often because they hide behind each other, but much together."""
     causes = [cause for loss in losses for cause in loss.causes]
-    places = [(job.names.place(cause.where), main_clause(cause.effect)) for cause in causes[:2]]
-    named = "; ".join(f"{place.words}: {effect}" if place else effect for place, effect in places)
+    named = "; ".join(cause_words(job, cause) for cause in causes[:2])
     more = f"; and {len(causes) - 2} more" if len(causes) > 2 else ""
-    cost = part_of_step(job, min(lost_s, gone_s))
-    sentence = f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"
-    return _Named(losses[0].kind, lost_s, sentence)
+    cost = part_of_step(job, cost_s)
+    return f"{len(causes)} causes cost {cost} of each step together, each alone little: {named}{more}"
 
 
 def _exposed_communication(job: PipelineSubject) -> list[LossWithCauses]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from tracekit.analysis.attribution.attribution import ReplayTrust
 from tracekit.analysis.detectors.detector import FINDINGS, detector_of
 from tracekit.analysis.detectors.rl_losses import STALE, Tail, alternative
-from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of, loss_formula
+from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, changes_of
 from tracekit.analysis.evidence.rl_subject import RlSubject
 from tracekit.analysis.evidence.subject import Cause, Plan
 from tracekit.analysis.rl.account import RlAccount, first_line
@@ -45,26 +43,21 @@ class RlAssessment(Assessment, frozen=True, eq=False):
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, (label, sentence) = self.job, first_line(self.account)
         leading = [cause for cause in causes if cause.kind == label]
-        named = sorted(causes, key=lambda cause: cause not in leading)
+        named = sorted(causes, key=lambda cause: cause not in leading) if leading else []
         recovered_s = job.unchanged - job.step_times(changes_of(named))
-        lost_s = max(float(recovered_s.mean()), 0.0) if leading else 0.0
-        costs_s = [max(cause.saved_s, 0.0) for cause in named]
-        losses = [
-            LossWithCauses(detector_of(cause.kind).loss, cost_s, (cause,), cost_s)
-            for cause, cost_s in zip(named, costs_s, strict=True)
-        ]
+        lost_s = max(float(recovered_s.mean()), 0.0)
+        costs_s = [(cause, max(cause.saved_s, 0.0)) for cause in named]
         return NamedLoss(
             kind=LossKind(label),
             sentence=sentence,
-            headline_s=leading[0].saved_s if leading else 0.0,
+            headline_s=sum((cause.saved_s for cause in leading), 0.0),
             lost_s=lost_s,
             whole_s=job.recorded_s,
             returning_s=lost_s,
-            step_lost_s=recovered_s if leading else np.zeros_like(recovered_s),
+            step_lost_s=recovered_s,
             leading=leading,
-            losses=tuple(losses) if leading else (),
+            losses=tuple(LossWithCauses(detector_of(cause.kind).loss, s, (cause,), s) for cause, s in costs_s),
             parts=job.noise,
-            formula=loss_formula(losses if leading else (), of_mean_ops=False, by_rank=True),
         )
 
     def trust(self, causes: Sequence[Cause]) -> ReplayTrust:
@@ -72,8 +65,6 @@ class RlAssessment(Assessment, frozen=True, eq=False):
         return ReplayTrust(self.job.replay_error, 0.0, 0.0, not doubts, doubts)
 
     def fit(self, trust: ReplayTrust) -> str:
-        if not trust.trustworthy:
-            return "; ".join(trust.reasons)
         if self.account.replayed_s is None:
             lost = self.account.left_out
             without = f", but for {ranks_text(lost, name='step')}" if lost else ""

@@ -39,21 +39,12 @@ COMBINATION = "combination"
 
 
 class PricedFix(Fix, frozen=True, kw_only=True):
-    """One fix, with the change that prices it; its figures are there, even if they are `withheld`.
-
-    `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
-    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `extra_s`:
-    seconds that it adds to each step.
-    """
+    """One fix, with the plan that was priced; its figures are there, even if they are `withheld`."""
 
     new_step_s: float
     saved_s: float
     saved_gpu_hours_per_day: float | None
-    change: Any = None
-    reached: str | None = None
-    around: bool = False
-    excludes: tuple[str, ...] = ()
-    extra_s: float = 0.0
+    plan: Plan
 
     @property
     def fix(self) -> Fix:
@@ -89,7 +80,9 @@ def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, 
     hidden = [replace(fix, withheld=why) for fix in removing if not _pays(job, fix)]
     paying.sort(key=lambda fix: (fix.cause is None, fix.withheld is not None, -fix.worth_s))
     named = _named((*paying, *hidden))
-    usable = [fix for fix in named[: len(paying)] if fix.cause is not None and not fix.bound and fix.change is not None]
+    usable = [
+        fix for fix in named[: len(paying)] if fix.cause is not None and not fix.bound and fix.plan.change is not None
+    ]
     usable.sort(key=lambda fix: -fix.worth_s)
     priced = (*named, *_combination(pricer, usable, named[len(paying) :]))
     return tuple(assessed.promised(fix) for fix in priced)
@@ -116,8 +109,8 @@ def fix_named(fixes: Sequence[PricedFix], name: str) -> PricedFix:
     kind, _, text = name.partition(":")
     of_kind = [fix for fix in fixes if fix.kind == kind]
     number = int(text or 1) if re.fullmatch(r"\d{0,9}", text) else 0
-    if not 0 < number <= len(of_kind) or of_kind[number - 1].change is None:
-        kinds = sorted({str(fix.kind) for fix in fixes if fix.change is not None})
+    if not 0 < number <= len(of_kind) or of_kind[number - 1].plan.change is None:
+        kinds = sorted({str(fix.kind) for fix in fixes if fix.plan.change is not None})
         raise SelectionError(
             f"fix={name:.80}: the job has no such fix; it has {', '.join(kinds) or 'none'}{did_you_mean(kind, kinds)}"
         )
@@ -126,7 +119,7 @@ def fix_named(fixes: Sequence[PricedFix], name: str) -> PricedFix:
 
 def _removes_a_cause(fix: PricedFix) -> bool:
     """True for a fix that makes a named cause go away rather than work around it."""
-    return fix.cause is not None and fix.change is not None and not fix.bound and not fix.around
+    return fix.cause is not None and fix.plan.change is not None and not fix.bound and not fix.plan.around
 
 
 class _Pricer(Struct, frozen=True, eq=False):
@@ -138,28 +131,27 @@ class _Pricer(Struct, frozen=True, eq=False):
 
     def times(self, fixes: Sequence[PricedFix]) -> Floats:
         """The step times after several fixes, seconds, [steps]; combinations have many in common."""
-        changes = [fix.change for fix in fixes if fix.change is not None]
+        changes = [fix.plan.change for fix in fixes if fix.plan.change is not None]
         key = tuple(map(id, changes))
         if key not in self.replayed:
             self.replayed[key] = self.job.step_times(changes)
-        return np.asarray(self.replayed[key] + sum(fix.extra_s for fix in fixes))
+        return np.asarray(self.replayed[key] + sum(fix.plan.extra_s for fix in fixes))
 
-    def price(self, plan: Plan, changes: Sequence[Any] | None = None) -> PricedFix:
-        """Replay the plan, unless its step times are known, then with the `changes` that it makes."""
-        changed = plan.step_times
+    def price(self, plan: Plan, *changes: Any) -> PricedFix:
+        """Replay the plan, unless its step times are known. `changes`: that it makes, by default its own."""
+        changed, changes = plan.step_times, changes or (plan.change,)
         if changed is None:
             assert plan.change is not None, "a plan has a change or step times"
             changed = self.job.step_times((plan.change,))
         changed = changed + plan.extra_s
         saving = self.job.unchanged - changed
         saved_s = float(saving.mean())
-        error_s = self.job.saving_error_s(saving, [plan.change] if changes is None else changes)
+        error_s = self.job.saving_error_s(saving, changes)
         step, saves = self.job.unprofiled_step, None
         if plan.cause is not None and plan.change is plan.cause.change:
             saves = plan.cause.saves_step_s
         elif step is not None:
-            of_plan = [plan.change] if changes is None else changes
-            saves = self.job.saves_step([change for change in of_plan if change is not None], bound=plan.bound)
+            saves = self.job.saves_step([change for change in changes if change is not None], bound=plan.bound)
         share = saved_s / self.job.recorded_s if step is None or saves is None else saves.value / step.value
         share *= 1.0 if plan.cause is None else plan.cause.returning_share
         reason, details = self.withheld, plan.details
@@ -183,14 +175,10 @@ class _Pricer(Struct, frozen=True, eq=False):
             withheld=reason,
             assumes=None if (assumed := details.get("assumes")) is None else str(assumed),
             details=dict(details),
-            change=plan.change,
             cause=None if plan.cause is None else plan.cause.kind,
             confidence=None if plan.cause is None else plan.cause.confidence,
-            reached=plan.reached,
-            around=plan.around,
-            excludes=plan.excludes,
             edit=plan.edit or (None if plan.change is None else f"fix={plan.kind}"),
-            extra_s=plan.extra_s,
+            plan=plan,
             saves_step_s=saves,
             unprofiled_step_s=None if step is None else step.value,
         )
@@ -247,14 +235,14 @@ def _combination(pricer: _Pricer, fixes: Sequence[PricedFix], hidden: Sequence[P
         )
         # As certain as its least certain part.
         sure = [fix.confidence for fix in chosen if fix.confidence is not None]
-        changes = [fix.change for fix in chosen if fix.change is not None]
-        yield replace(pricer.price(plan, changes), confidence=min(sure, default=None))
+        changes = [fix.plan.change for fix in chosen if fix.plan.change is not None]
+        yield replace(pricer.price(plan, *changes), confidence=min(sure, default=None))
 
 
 def _helps(pricer: _Pricer, fix: PricedFix, others: Sequence[PricedFix]) -> bool:
     """Whether a fix saves more than its error on top of others."""
     gained = pricer.times(others) - pricer.times([*others, fix])
-    return float(gained.mean()) >= pricer.job.saving_error_s(gained, [fix.change])
+    return float(gained.mean()) >= pricer.job.saving_error_s(gained, [fix.plan.change])
 
 
 def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) -> tuple[list[PricedFix], Floats]:
@@ -287,7 +275,7 @@ def _compatible(fixes: Sequence[PricedFix]) -> list[PricedFix]:
 
 def _exclude(fix: PricedFix, other: PricedFix) -> bool:
     """Return whether a combination has at most one of these fixes."""
-    return not set(fix.excludes).isdisjoint(other.excludes)
+    return not set(fix.plan.excludes).isdisjoint(other.plan.excludes)
 
 
 def paying_first(causes: Sequence[Cause], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
@@ -336,11 +324,11 @@ def act_of(cause: Cause, fix: PricedFix | None) -> str | None:
 
 def assumed_by(cause: Cause, fix: PricedFix) -> str | None:
     """Return the assumption behind the saving if somebody follows `act_of`; None if there is none."""
-    return fix.assumes or (fix.reached if _says_goal(cause, fix) else None)
+    return fix.assumes or (fix.plan.reached if _says_goal(cause, fix) else None)
 
 
 def _says_goal(cause: Cause, fix: PricedFix) -> bool:
-    return fix.reached is not None and fix.cause == cause.kind
+    return fix.plan.reached is not None and fix.cause == cause.kind
 
 
 def _sentence(text: str) -> str:
@@ -353,7 +341,7 @@ def best_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     A fix with only an upper bound, or without a reported saving, only if there is no other.
     """
     of_cause = [fix for fix in fixes if fix.cause == cause.kind]
-    own = [fix for fix in of_cause if fix.change is not None and fix.change is cause.change]
+    own = [fix for fix in of_cause if fix.plan.change is not None and fix.plan.change is cause.change]
     of_cause = own or [fix for fix in of_cause if not fix.bound] or of_cause
     in_place = [fix for fix in of_cause if fix.where == cause.where] or of_cause
     return next((fix for fix in in_place if fix.withheld is None), in_place[0] if in_place else None)

@@ -262,11 +262,6 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
             frozenset(ops["name"].gather(launched.drop_nulls().cast(pl.Int64)).unique().to_list()),
         )
 
-    @cached_property
-    def reason(self) -> tuple[str, ...]:
-        """The reason of each of `activities`."""
-        return tuple(activity.reason for activity in self.activities)
-
     def mask(self, *reasons: IdleReason, where: Callable[[HostActivity], bool] | None = None) -> Bools:
         """Return which parts are of these reasons, and of what `where` accepts, [parts]; none of the profiler."""
         wanted = np.array(
@@ -380,11 +375,11 @@ class HostTime(Struct, frozen=True, eq=False, dict=True):
         """Return the job in which each part of host work takes so much less, seconds, [parts]."""
         return LessTime(np.bincount(self.op, seconds, len(self.called_s)).astype(np.float64))
 
-    def less(self, parts: Ints | Bools, share: Floats | float = 1.0) -> LessTime:
-        """Return the job without these parts of host work, or without a share of each."""
-        removed_share = np.zeros(len(self.op))
-        removed_share[parts] = share
-        return self.less_s(removed_share * self.seconds)
+    def less(self, parts: Ints | Bools) -> LessTime:
+        """Return the job without these parts of host work."""
+        removed_s = np.zeros(len(self.op))
+        removed_s[parts] = self.seconds[parts]
+        return self.less_s(removed_s)
 
 
 @evidence(RecordingSubject)

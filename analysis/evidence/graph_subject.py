@@ -22,6 +22,7 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, SetOps, Together, step_times
 from tracekit.base.text import seconds
+from tracekit.report.report import StepTimes
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.model import OpKind
 
@@ -48,22 +49,18 @@ LOST_OPS = Lack(
 FEWEST_STEPS = 3
 
 
-class GraphTimes(Struct, frozen=True, eq=False):
-    """Step times, seconds, [steps]: as recorded; replayed with launch delays, without them, and with every op at its
-    ideal; and the ideal job with the noise of the run.
-    """
+class GraphTimes(StepTimes, frozen=True, eq=False):
+    """Step times, seconds, [steps], also with launch delays, and of the ideal job with the noise of the run."""
 
-    recorded: Floats
     with_delays: Floats
-    original: Floats
-    ideal: Floats
     noisy: Floats
 
     @classmethod
     def of(cls, graph: FoldedGraph, replay: GraphReplay) -> GraphTimes:
         """The step times of a replay."""
         original, ideal = (step_times(replay, question) for question in (ORIGINAL, IDEAL))
-        return cls(replay.fit.recorded, replay.fit.with_delays, original, ideal, noisy_step_times_of_ops(replay, graph))
+        fit, noisy = replay.fit, noisy_step_times_of_ops(replay, graph)
+        return cls(graph.ops.steps, fit.recorded, original, ideal, fit.with_delays, noisy)
 
     @property
     def slowdown(self) -> float:
@@ -114,11 +111,6 @@ class GraphSubject(Subject, frozen=True, eq=False):
     @property
     def waits(self) -> Waits | None:
         return None
-
-    @property
-    def alone(self) -> bool:
-        """Whether it has a single rank, and so no peers."""
-        return False
 
     @property
     def idle_s(self) -> float:

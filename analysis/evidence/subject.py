@@ -95,6 +95,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return True
 
     @property
+    def alone(self) -> bool:
+        """Whether a single rank was recorded, without peers to compare it with."""
+        return False
+
+    @property
     def names(self) -> Names:
         """The names of places in the job."""
         return Names()
@@ -280,7 +285,9 @@ class Plan(Struct, frozen=True, eq=False):
 
     `extra_s`: seconds it adds to each step. `bound`: the replay gives an upper bound of the saving. `cause`: the cause
     that it addresses, None for a fix that any job can try. `details["assumes"]`: an assumption of the price.
-    `reached`, `around`, `excludes`: as for `PricedFix`. `edit`: `change` as text, see `Fix.edit`; None: as `fix=KIND`.
+    `reached`: if the title gives a goal and not the way to it, the assumption that it is reached. `around`: it works
+    around its cause, which stays. `excludes`: of all fixes with one of these names, a combination has one. `edit`:
+    `change` as text, see `Fix.edit`; None: as `fix=KIND`.
     """
 
     kind: str

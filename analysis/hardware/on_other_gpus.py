@@ -69,7 +69,7 @@ _KINDS: dict[str, Work] = {
 }
 
 
-def on_other_gpus(job: GraphSubject | PipelineSubject, question: HardwareQuestion) -> list[OnGpu]:
+def on_other_gpus(job: Subject, question: HardwareQuestion) -> list[OnGpu]:
     """Answer for each GPU. Raises SelectionError if the GPU of the trace or the precision is not known."""
     source, warnings = _source(job, question.source)
     gpus = question.gpus or (OtherGpu(source),)
@@ -102,7 +102,7 @@ def _ties(answers: Sequence[OnGpu], number: int) -> Sequence[int]:
     return [place for place, low, high in others if low <= interval.high and interval.low <= high]
 
 
-def _source(job: GraphSubject | PipelineSubject, stated: Passport | None) -> tuple[Passport, list[str]]:
+def _source(job: Subject, stated: Passport | None) -> tuple[Passport, list[str]]:
     """The passport of the GPU that the trace is from, and what to know of it."""
     recorded = job.gpu_model
     passport = stated or known_passport(recorded)
@@ -394,7 +394,7 @@ def _ops_of_pipeline(job: PipelineSubject) -> Ops:
 
 
 #: How each kind of job is scaled, and how its ops are read.
-_OF_KIND: dict[type[Subject], tuple[type[Hardware], Callable[[Any], Ops]]] = {
+_OF_KIND: dict[type[Subject], tuple[Callable[[Any, Ops], Hardware], Callable[[Any], Ops]]] = {
     GraphSubject: (Hardware, _ops_of_trace),
     RecordingSubject: (
         HardwareOfRecording,

@@ -1,26 +1,29 @@
-"""A report, built once from a diagnosis and from what its source adds; overlap and experts, measured on request.
+"""The report on an analysed job, with what its kind adds; overlap and experts, measured on request.
 
-In: a `Diagnosis`, and figures, remarks, tables and keys that only such a job has. Out: a `Report`.
+In: a `Diagnosis`, and figures, remarks, tables and keys that only such a job has. Out: an `Analysis`, with a `Report`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, waste
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.subject import Subject
+from tracekit.analysis.job.job import Analysis, ReportOptions
 from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.numeric.statistics import ratio_margins
 from tracekit.base.text import counted, seconds
-from tracekit.report.conclusions import Patterns, Trust
+from tracekit.report.conclusions import Trust
 from tracekit.report.hardware import OnGpu, hardware_table
 from tracekit.report.questions import (
     ByLabel,
@@ -40,7 +43,6 @@ from tracekit.trace.facts import Fact, StepValues
 if TYPE_CHECKING:
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.subject import Cause
-    from tracekit.analysis.job.job import ReportOptions
 
 #: Rows of a table.
 _MOST_ROWS = 20
@@ -48,101 +50,138 @@ _LATE_PEER = "Loads are equal, and one rank comes late to all-to-alls"
 _SOURCES = {"splits": "rows of the all-to-alls", "loads": "the log of loads", "kernel-times": "times of kernels only"}
 
 
-def build(
-    evidence: Subject,
-    diagnosis: Diagnosis,
-    asked: ReportOptions,
-    *,
-    job: Outline,
-    times: StepTimes,
-    with_delays_s: Maybe[float] = UNSET,
-    wasted_gpu_hours: float | None = None,
-    remarks: Iterable[tuple[str, str]],
-    overview: Sequence[Table],
-    sections: Iterable[Section],
-    questions: Sequence[Question],
-    answers: Sequence[Table] | None = None,
-    labels: Sequence[ByLabel] = (),
-    peers: bool = True,
-    on_gpus: Sequence[OnGpu] = (),
-    overlap: Overlap | None = None,
-    experts: Experts | None = None,
-    step_values: StepValues | None = None,
-    trust: Mapping[str, Any] | None = None,
-    verdict: Mapping[str, Any] | None = None,
-    keys: Mapping[str, Any],
-) -> Report:
-    """Return the report.
+class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
+    """Everything that is known of an analysed job, and the report on it: kinds of jobs differ in what they override.
 
-    `with_delays_s`: the mean step replayed with launch delays; `wasted_gpu_hours`: what is lost, by default by S.
-    `overview`: tables of the first screen, `sections`: all tables and pictures. `answers`: tables of the `questions`
-    that a reader asked, by default one. `labels`: every label that S was attributed to; `peers`: whether other ranks
-    were recorded. `step_values`: what the loop logs of its steps. `trust`, `verdict`, `keys`: optional keys of these
-    objects, and of the report.
+    `questions`: the answers to those of `asked`; `labels`: every label that S was attributed to, asked or not.
     """
-    mean = mean_times(times, with_delays_s)
-    slowdown = mean.original / mean.ideal if mean.ideal else math.nan
-    lost = waste(slowdown) if slowdown else math.nan
-    if wasted_gpu_hours is None and job.gpus is not None:
-        wasted_gpu_hours = float((times.original - times.ideal).sum()) * job.gpus / 3600
-    loads = list(loads_sections(experts))
-    if answers is None:
-        answers = [question_table(questions, evidence.whole, daily=evidence.daily)] if questions else []
-    of_gpus = [hardware_table(on_gpus)] if on_gpus else []
-    of_labels = [label_table(group, peers=peers) for group in labels if is_asked(group, asked)]
-    of_overlap = [] if overlap is None else _overlap_tables(overlap)
-    answered: dict[str, Any] = {"overlap": overlap, "experts": experts, "metrics": diagnosis.metrics}
-    if on_gpus:
-        answered["gpus"] = [*on_gpus, *keys.get("gpus", ())]
-    own = {"by_kind": [], "critical_path": [], **keys}
-    return Report(
-        report_version=REPORT_VERSION,
-        job=job,
-        answer=diagnosis.answer,
-        verdict=replace(diagnosis.verdict, **(verdict or {})),
-        trust=Trust(
-            number(diagnosis.trust.replay_error),
-            number(diagnosis.trust.discrepancy),
-            number(diagnosis.trust.unexplained),
-            diagnosis.trust.trustworthy,
-            list(diagnosis.trust.reasons),
-            **(trust or {}),
-        ),
-        step_time_s=mean,
-        slowdown=number(slowdown),
-        slowdown_error=number(slowdown_error(times)),
-        waste=number(lost),
-        straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
-        wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
-        wasted_gpu_hours_per_day=None if job.gpus is None else number(max(lost * job.gpus * 24, 0.0)),
-        assumptions=_assumptions(job) if evidence.daily else [],
-        findings=[cause.finding for cause in diagnosis.causes],
-        fixes=[priced.fix for priced in diagnosis.fixes],
-        patterns=Patterns(diagnosis.time, diagnosis.space),
-        stalls=list(diagnosis.stalls),
-        problems=list(diagnosis.problems),
-        failed=list(diagnosis.failed),
-        lacks=list(diagnosis.lacks),
-        questions=list(questions),
-        by_label=[row for group in labels for row in _of_label(group)],
-        by_step=_by_step(times, diagnosis.headline.step_lost_s, step_values or {}),
-        remarks=[Remark(*remark) for remark in _remarks(diagnosis, [*remarks, *_words(overlap, experts, asked)])],
-        overview=list(overview),
-        asked=[*of_gpus, *answers, *of_labels, *of_overlap, *(loads if asked.wants_experts else ())],
-        sections=[*sections, *(() if asked.wants_experts else loads)],
-        **own | {name: value for name, value in answered.items() if value is not None},
-    )
 
+    evidence: Subject
+    diagnosis: Diagnosis
+    asked: ReportOptions
+    questions: Sequence[Question] = ()
+    labels: Sequence[ByLabel] = ()
 
-def mean_times(times: StepTimes, with_delays_s: Maybe[float] = UNSET) -> Times:
-    """The mean step. `with_delays_s`: replayed with launch delays."""
-    recorded, original, ideal = (float(times_s.mean()) for times_s in (times.recorded, times.original, times.ideal))
-    return Times(recorded, original, ideal, with_delays_s)
+    @abstractmethod
+    def _outline(self) -> Outline:
+        """Which job."""
 
+    @property
+    @abstractmethod
+    def times(self) -> StepTimes:
+        """The times of each step."""
 
-def slowdown_error(times: StepTimes) -> float:
-    """Half the width of the 95 % interval of S over the steps, nan if they are too few to tell."""
-    return float(ratio_margins(times.original[:, None], times.ideal, times.original)[0])
+    @cached_property
+    def mean(self) -> Times:
+        """The mean step."""
+        times = self.times
+        return Times(*(float(times_s.mean()) for times_s in (times.recorded, times.original, times.ideal)))
+
+    @property
+    def slowdown_error(self) -> float:
+        """Half the width of the 95 % interval of S over the steps, nan if they are too few to tell."""
+        times = self.times
+        return float(ratio_margins(times.original[:, None], times.ideal, times.original)[0])
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        """Yield what else a reader must know of such a job."""
+        yield from ()
+
+    @abstractmethod
+    def _overview(self) -> Iterable[Table]:
+        """The tables of the first screen."""
+
+    @abstractmethod
+    def _sections(self) -> Iterator[Section]:
+        """Yield all tables and pictures, but for those that were asked for."""
+
+    def _answers(self) -> Sequence[Table]:
+        """The tables of the questions that a reader asked."""
+        evidence = self.evidence
+        return [question_table(self.questions, evidence.whole, daily=evidence.daily)] if self.questions else []
+
+    @abstractmethod
+    def _keys(self) -> dict[str, Any]:
+        """The keys that only reports on such jobs have, or that do not follow from `times`. `trust` and `verdict`: only
+        their optional keys; `step_values`: what the loop logs of its steps.
+        """
+
+    def _on_gpus(self) -> Sequence[OnGpu]:
+        """What the job takes on the GPUs that were asked for."""
+        if self.asked.hardware is None:
+            return ()
+        from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
+
+        return on_other_gpus(self.evidence, self.asked.hardware)
+
+    def _all_remarks(self, overlap: Maybe[Overlap], experts: Maybe[Experts]) -> Iterator[tuple[str, str]]:
+        diagnosis = self.diagnosis
+        yield from (("Missing", lack.sentence) for lack in self.evidence.lacks if lack.fact is Fact.COMPUTE)
+        yield from self._remarks()
+        if overlap:
+            yield "Overlap", _hidden(overlap)
+        if experts and self.asked.wants_experts:
+            yield "Experts", experts_sentence(experts)
+        if diagnosis.metrics is not None:
+            yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
+        yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))
+
+    def analysis(self) -> Analysis:
+        """Return the report, and what it was made of. Raises SelectionError for a schedule that does not exist."""
+        diagnosis, asked, times, mean, job = self.diagnosis, self.asked, self.times, self.mean, self._outline()
+        keys = {"by_kind": [], "critical_path": [], "overlap": UNSET, "experts": UNSET, **self._keys()}
+        overlap, experts, on_gpus = keys["overlap"], keys["experts"], self._on_gpus()
+        slowdown = mean.original / mean.ideal if mean.ideal else math.nan
+        lost = waste(slowdown) if slowdown else math.nan
+        wasted_gpu_hours = None if job.gpus is None else float((times.original - times.ideal).sum()) * job.gpus / 3600
+        wasted_gpu_hours = keys.pop("wasted_gpu_hours", wasted_gpu_hours)
+        if on_gpus:
+            keys["gpus"] = [*on_gpus, *keys.get("gpus", ())]
+        loads = list(loads_sections(experts))
+        of_gpus = [hardware_table(on_gpus)] if on_gpus else []
+        of_labels = [
+            label_table(group, peers=not self.evidence.alone) for group in self.labels if is_asked(group, asked)
+        ]
+        of_overlap = _overlap_tables(overlap) if overlap else []
+        report = Report(
+            report_version=REPORT_VERSION,
+            job=job,
+            answer=diagnosis.answer,
+            verdict=replace(diagnosis.verdict, **keys.pop("verdict", {})),
+            trust=Trust(
+                number(diagnosis.trust.replay_error),
+                number(diagnosis.trust.discrepancy),
+                number(diagnosis.trust.unexplained),
+                diagnosis.trust.trustworthy,
+                list(diagnosis.trust.reasons),
+                **keys.pop("trust", {}),
+            ),
+            step_time_s=keys.pop("step_time_s", mean),
+            slowdown=number(slowdown),
+            slowdown_error=number(self.slowdown_error),
+            waste=number(lost),
+            straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
+            wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
+            wasted_gpu_hours_per_day=None if job.gpus is None else number(max(lost * job.gpus * 24, 0.0)),
+            assumptions=_assumptions(job) if self.evidence.daily else [],
+            findings=[cause.finding for cause in diagnosis.causes],
+            fixes=[priced.fix for priced in diagnosis.fixes],
+            patterns=diagnosis.patterns,
+            stalls=list(diagnosis.stalls),
+            problems=list(diagnosis.problems),
+            failed=list(diagnosis.failed),
+            lacks=list(self.evidence.lacks),
+            questions=list(self.questions),
+            by_label=[row for group in self.labels for row in _of_label(group)],
+            by_step=_by_step(times, diagnosis.headline.step_lost_s, keys.pop("step_values", {})),
+            remarks=[Remark(*remark) for remark in self._all_remarks(overlap, experts)],
+            overview=list(self._overview()),
+            asked=[*of_gpus, *self._answers(), *of_labels, *of_overlap, *(loads if asked.wants_experts else ())],
+            sections=[*self._sections(), *(() if asked.wants_experts else loads)],
+            metrics=diagnosis.metrics or UNSET,
+            **keys,
+        )
+        return Analysis(report, diagnosis)
 
 
 def is_asked(group: ByLabel, asked: ReportOptions) -> bool:
@@ -184,21 +223,12 @@ def _by_step(times: StepTimes, lost_s: Floats, step_values: StepValues) -> list[
     ]
 
 
-def _remarks(diagnosis: Diagnosis, of_source: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """What else a reader must know."""
-    yield from (("Missing", lack.sentence) for lack in diagnosis.lacks if lack.fact is Fact.COMPUTE)
-    yield from of_source
-    if diagnosis.metrics is not None:
-        yield from (("Metrics", test.sentence) for test in diagnosis.metrics.tests)
-    yield from (("" if number else "Plug-ins", problem) for number, problem in enumerate(diagnosis.problems))
-
-
-def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Cause]) -> Experts | None:
-    """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, None
-    if there are none.
+def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings: Sequence[Cause]) -> Maybe[Experts]:
+    """The loads of the experts and the price of plans; if nobody asked, uneven loads with the price of equal ones, and
+    no key if there are none.
     """
     if (evidence is None or evidence.exchanges is None) and not asked.wants_experts:
-        return None  # as of most jobs: they need none of these modules
+        return UNSET  # as of most jobs: they need none of these modules
     from tracekit.analysis.detectors.uneven_experts import other_causes
     from tracekit.analysis.evidence.graph_subject import experts_of, uneven_experts
     from tracekit.analysis.experts.balance import ExpertJob
@@ -206,20 +236,12 @@ def experts_of_job(evidence: GraphSubject | None, asked: ReportOptions, findings
 
     if not asked.wants_experts:
         if evidence is None or uneven_experts(evidence) is None:
-            return None
+            return UNSET
         return experts_of(evidence).experts_with([RebalancePlan.parse("balanced")])
     loads = (ExpertLoads(ExpertJob()) if evidence is None else experts_of(evidence)).experts_with(asked.plans)
     if evidence is not None:
         loads.causes.extend(other_causes(evidence, findings))
     return loads
-
-
-def _words(overlap: Overlap | None, experts: Experts | None, asked: ReportOptions) -> Iterator[tuple[str, str]]:
-    """Yield a sentence each."""
-    if overlap is not None:
-        yield "Overlap", _hidden(overlap)
-    if experts is not None and asked.wants_experts:
-        yield "Experts", experts_sentence(experts)
 
 
 def experts_sentence(experts: Experts) -> str:
@@ -267,13 +289,13 @@ def _overlap_tables(overlap: Overlap) -> list[Table]:
     return [*tables, _table("What hides what", ("Communication under compute", "time"), pairs)] if pairs else tables
 
 
-def loads_sections(experts: Experts | None) -> Iterator[Section]:
+def loads_sections(experts: Maybe[Experts]) -> Iterator[Section]:
     """Yield the loads of experts, if they are known, as a picture and a table, and the prices of plans."""
-    if experts is not None and experts.layers:
+    if experts and experts.layers:
         yield _grid(experts.layers)
         rows = [(str(row.layer), f"{row.max_over_mean:.2f}", f"{row.deviation:.2f}") for row in experts.layers]
         yield _table("Layers of experts", ("layer", "max over mean", "± over steps"), rows)
-    if experts is not None and experts.rebalance:
+    if experts and experts.rebalance:
         why = [f"{row.plan}: {row.unknown}" for row in experts.rebalance if row.unknown]
         yield _table("Other loads", ("Plan", "step", "saves", "dropped"), list(map(_price, experts.rebalance)), *why)
 

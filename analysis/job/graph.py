@@ -17,14 +17,14 @@ from msgspec import structs
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_graph import graph_assessment
-from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes
+from tracekit.analysis.evidence.graph_subject import GraphSubject, GraphTimes, RecordingSubject
 from tracekit.analysis.gpu.comparable import Comparable, comparable_part
 from tracekit.analysis.gpu.op_trace import GpuOpTrace, gpu_op_trace
 from tracekit.analysis.gpu.recorded import KEPT, Kept, Recorded, late_ranks, measure_waits
 from tracekit.analysis.graph.compiled import label_values, shown_values
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
 from tracekit.analysis.graph.op_rules import op_graph
-from tracekit.analysis.job.graph_report import ANALYSED
+from tracekit.analysis.job.graph_report import AnalysedGraph, AnalysedRecording
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.replay.graph_replay import GraphReplay, measure_op_durations
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, RECORDED, Changes, timelines
@@ -81,23 +81,24 @@ class OfGraph(Job):
         _ = self.graph
 
     def analyse(self, asked: ReportOptions, progress: Progress | None = None) -> Analysis:
-        if asked.layers is not None:
-            raise SelectionError(f"--layers is for pipeline traces; {short(self.ops.name)} is {self.source}")
         self.refuse_pipeline_options(asked)
         tell = progress or (lambda _: None)
         tell("building the op graph")
-        replay, evidence, analysed = self.replay, self.evidence, ANALYSED[type(self.evidence)]
+        replay, evidence = self.replay, self.evidence
         if asked.expert_loads is not None:
             evidence = structs.replace(evidence, expert_loads=asked.expert_loads)
-        if asked.measured is not None:
-            evidence = analysed.with_measured(evidence, asked.measured, self.source)
+        if asked.measured is not None and isinstance(evidence, RecordingSubject):
+            asked.measured.check(self.ops.name, evidence.ranks_of_job, evidence.summary.gpu)
+            evidence = structs.replace(evidence, measured=asked.measured)
+        else:
+            asked.refuse_measured(self.ops.name, self.source)
         questions: list[Question] = []
         if asked.fix or asked.keep:
             # Most reports answer none.
-            from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+            from tracekit.analysis.job.questions import answer_fix, answer_keep, check
 
             check(replay, asked.fix)
-            questions += [answer_fix(replay, text, self._gpus, evidence, op_edits) for text in asked.fix]
+            questions += [answer_fix(replay, text, self._gpus, evidence) for text in asked.fix]
             questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
@@ -105,7 +106,10 @@ class OfGraph(Job):
         path = critical_path(replay, RECORDED)
         tell("looking for causes")
         diagnosis = diagnose(graph_assessment(evidence), asked.metrics)
-        return analysed(evidence, diagnosis, asked, path, questions, labels).analysis()
+        analysed: type[AnalysedGraph] = AnalysedRecording if isinstance(evidence, RecordingSubject) else AnalysedGraph
+        return analysed(
+            evidence=evidence, diagnosis=diagnosis, asked=asked, questions=questions, labels=labels, path=path
+        ).analysis()
 
     @cached_property
     def times(self) -> GraphTimes:
@@ -129,13 +133,13 @@ class OfGraph(Job):
         return len(self.graph.ops.mesh.ranks)
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
-        from tracekit.analysis.job.questions import answer_fix, answer_keep, check, op_edits
+        from tracekit.analysis.job.questions import answer_fix, answer_keep, check
 
         _ = self.times  # or the error that there are none
         if keep:
             return answer_keep(self.replay, selection, self._gpus)
         check(self.replay, (selection,))
-        return answer_fix(self.replay, selection, self._gpus, self.evidence, op_edits)
+        return answer_fix(self.replay, selection, self._gpus, self.evidence)
 
     def export(self, path: PathLike, *, steps: Sequence[int] | None = None) -> Exported:
         """See `Job.export`. `steps`: by the label `profiler_step` if ops have it."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import polars as pl
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET
 
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, gpu_alone
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
@@ -25,13 +24,12 @@ from tracekit.analysis.evidence.graph_subject import (
     recording_factors,
 )
 from tracekit.analysis.gpu.recorded import Recorded
-from tracekit.analysis.job.build import build, experts_of_job, is_asked, mean_times, slowdown_error
-from tracekit.analysis.job.job import Analysis, ReportOptions, refused_measured
+from tracekit.analysis.job.build import Analysed, experts_of_job, is_asked
 from tracekit.analysis.numeric.arrays import number
 from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
-from tracekit.report.hardware import GpuTimes, OnGpu, Unprofiled, gpu_tables, in_report
-from tracekit.report.questions import ByLabel, Overlap, Question, label_table
+from tracekit.report.hardware import GpuTimes, Unprofiled, gpu_tables, in_report
+from tracekit.report.questions import ByLabel, Overlap, label_table
 from tracekit.report.report import StepTimes, slowdown_with_error
 from tracekit.report.tables import (
     ClockOfRank,
@@ -39,6 +37,7 @@ from tracekit.report.tables import (
     Contribution,
     Kernels,
     MarkedStep,
+    Maybe,
     OfRank,
     OnPath,
     Outline,
@@ -46,9 +45,6 @@ from tracekit.report.tables import (
     WaitFor,
 )
 from tracekit.trace.facts import Fact
-
-if TYPE_CHECKING:
-    from tracekit.analysis.gpu.measured_steps import MeasuredSteps
 
 #: The most rows of ranks on a first screen, and in their own table.
 _FEWEST_RANKS, _MOST_RANKS = 8, 16
@@ -65,58 +61,19 @@ _NO_OVERHEAD = (
 _NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
 
 
-class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
-    """Everything that is known of an analysed job of any shape. `evidence`: its graph and replay; `path`: the critical
-    path of the recorded job. `labels`: those that jobs are usually attributed to, and those of `asked`.
-    """
+class AnalysedGraph(Analysed, frozen=True, kw_only=True, eq=False):
+    """Everything that is known of an analysed job of any shape. `path`: the critical path of the recorded job."""
 
     #: What the critical path consists of where no op runs.
     between: ClassVar[str] = "launch delays"
 
     evidence: GraphSubject
-    diagnosis: Diagnosis
-    asked: ReportOptions
     path: CriticalPath
-    questions: Sequence[Question]
-    labels: Sequence[ByLabel]
-
-    @staticmethod
-    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
-        """Return the evidence with steps without a profiler. Raises SelectionError if no profiler recorded the job, or
-        if they are of another job.
-        """
-        del measured
-        raise refused_measured(evidence.trace.name, source)
-
-    def analysis(self) -> Analysis:
-        """The report."""
-        evidence = self.evidence
-        report = build(
-            evidence,
-            self.diagnosis,
-            self.asked,
-            job=self._outline(),
-            times=self.times,
-            remarks=self._remarks(),
-            overview=self._overview(),
-            sections=self._sections(),
-            questions=self.questions,
-            labels=self.labels,
-            peers=not evidence.alone,
-            on_gpus=self._on_gpus(),
-            overlap=self._overlap(),
-            experts=experts_of_job(evidence, self.asked, self.diagnosis.causes),
-            trust=self._trust(),
-            verdict=self._verdict(),
-            keys=self._keys(),
-        )
-        return Analysis(report, self.diagnosis)
 
     @property
     def times(self) -> StepTimes:
-        """The times of each step."""
-        times = self.evidence.times
-        return StepTimes(self.evidence.steps, times.recorded, times.original, times.ideal)
+        """See `Analysed.times`."""
+        return self.evidence.times
 
     @cached_property
     def shares_by_rank(self) -> Mapping[int, Share]:
@@ -143,18 +100,10 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
     def _critical_ranks(self) -> Mapping[int, float]:
         return {int(rank or 0): spent_s for (rank,), spent_s in self.path.seconds_by(["rank"]).items()}
 
-    def _on_gpus(self) -> Sequence[OnGpu]:
-        """What the job takes on the GPUs that were asked for."""
-        if self.asked.hardware is None:
-            return ()
-        from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
-
-        return on_other_gpus(self.evidence, self.asked.hardware)
-
-    def _overlap(self) -> Overlap | None:
-        """What is hidden, exposed and waiting in a recording; None if nobody asked, or for other op traces."""
+    def _overlap(self) -> Maybe[Overlap]:
+        """What is hidden, exposed and waiting in a recording; no key if nobody asked, or for other op traces."""
         if not self.asked.overlap or self.evidence.recorded is None:
-            return None
+            return UNSET
         from tracekit.analysis.experts.overlap import find_overlap
 
         return find_overlap(self.evidence.recorded)
@@ -177,12 +126,7 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
             **fields,
         )
 
-    def _remarks(self) -> Iterator[tuple[str, str]]:
-        """Yield what else a reader must know."""
-        yield from ()
-
     def _overview(self) -> list[Table]:
-        """The tables of the first screen."""
         return [self._critical_path()]
 
     def _sections(self) -> Iterator[Table]:
@@ -194,9 +138,9 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
 
     def _method(self) -> Table:
         """The times that S is made of, and what the worst ranks cost alone."""
-        mean = mean_times(self.times)
+        mean = self.mean
         times = {"recorded": mean.recorded, "launch delays removed": mean.original, "and all ranks alike": mean.ideal}
-        slowdown = slowdown_with_error(self.evidence.slowdown, slowdown_error(self.times))
+        slowdown = slowdown_with_error(self.evidence.slowdown, self.slowdown_error)
         rows = ((name, seconds(time_s)) for name, time_s in times.items())
         worst = sorted(self.shares_by_rank.items(), key=lambda item: -item[1].slowdown)[:_FEWEST_RANKS]
         alone = ((f"S, rank {rank} alone", f"{share.slowdown:.3f}") for rank, share in worst)
@@ -221,17 +165,15 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
         rows = tuple((name, seconds(spent_s), f"{spent_s / recorded_s * 100:.0f}%") for name, spent_s in parts)
         return Table("Critical path", ("On the critical path", of_whole(self.evidence.whole), "share"), rows)
 
-    def _trust(self) -> dict[str, Any]:
-        return {"notes": []}
-
-    def _verdict(self) -> dict[str, Any]:
-        return {"culprit": self._rank_to_blame()}
-
     def _keys(self) -> dict[str, Any]:
         evidence, label = self.evidence, self._critical_label
         kinds = self.path.seconds_by(["kind"]) if "kind" in evidence.graph.ops.labels else {}
         peers: list[tuple[Any, float]] = [*self._critical_peers.items(), (None, self.path.mean_delay_s)]
         return {
+            "trust": {"notes": []},
+            "verdict": {"culprit": self._rank_to_blame()},
+            "overlap": self._overlap(),
+            "experts": experts_of_job(evidence, self.asked, self.diagnosis.causes),
             "gaps": list(evidence.graph.ops.gaps),
             "critical_path": [OnPath(**{label: value}, recorded_s=spent_s) for value, spent_s in peers],
             "critical_kinds": [OnPath(kind=str(kind), recorded_s=spent_s) for (kind,), spent_s in kinds.items()],
@@ -279,19 +221,12 @@ class AnalysedGraph(Struct, frozen=True, eq=False, dict=True):
         return RankToBlame(culprit.rank, host, culprit.saved_s, *waits, causes)
 
 
-class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
+class AnalysedRecording(AnalysedGraph, frozen=True, kw_only=True, eq=False):
     """Everything that is known of an analysed recording of GPUs."""
 
     between: ClassVar[str] = "between ops"
 
     evidence: RecordingSubject
-
-    @staticmethod
-    def with_measured(evidence: Any, measured: MeasuredSteps, source: str) -> Any:
-        """See `AnalysedGraph.with_measured`."""
-        del source
-        measured.check(evidence.trace.name, evidence.ranks_of_job, evidence.summary.gpu)
-        return structs.replace(evidence, measured=measured)
 
     @property
     def _recorded(self) -> Recorded | None:
@@ -376,9 +311,6 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
             "host_ahead_of_gpu_s": UNSET if recorded is None else recorded.skew_s,
         }
 
-    def _verdict(self) -> dict[str, Any]:
-        return {**super()._verdict(), "exposed_communication_s": exposed_communication_s(self.evidence)}
-
     def _keys(self) -> dict[str, Any]:
         evidence, recorded = self.evidence, self._recorded
         gpus = [
@@ -386,8 +318,11 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
         ]
         spent = StepsSpent(evidence.replay)
         marked = zip(spent.steps, spent.step_s.tolist(), strict=True) if spent.marked else None
-        keys = super()._keys() | {
-            "recording_time_s": mean_times(self.times),
+        keys = super()._keys()
+        keys["verdict"]["exposed_communication_s"] = exposed_communication_s(evidence)
+        keys |= {
+            "trust": self._trust(),
+            "recording_time_s": self.mean,
             "marked_steps": UNSET if marked is None else [MarkedStep(*step) for step in marked],
             **({"gpus": gpus} if self._alone is None else {"gpu": gpus[0]}),
         }
@@ -427,13 +362,6 @@ class AnalysedRecording(AnalysedGraph, frozen=True, eq=False):
             "kernel_classes": _kernel_rows(recorded.kernel_time),
             "unknown_kernels": _kernel_rows(recorded.unknown_kernels.head(_MOST_UNKNOWN)),
         }
-
-
-#: What is known of an analysed job, by the kind of its evidence.
-ANALYSED: dict[type[GraphSubject], type[AnalysedGraph]] = {
-    GraphSubject: AnalysedGraph,
-    RecordingSubject: AnalysedRecording,
-}
 
 
 def _gpu_in_words(gpu: GpuTimes) -> str:

@@ -190,14 +190,16 @@ class Job(ABC):
         return {"source": self.source, **self.trace.sizes, **{name: metadata.get(name) for name in SAME_JOB}}
 
     def refuse_pipeline_options(self, asked: ReportOptions) -> None:
-        """Raise SelectionError if workers or bubbles are asked for: only pipelines have stages and microbatches."""
-        if asked.worker_steps:
-            raise SelectionError(f"--parquet is for pipeline traces; {short(self.trace.name)} is {self.source}")
-        if asked.wants_bubbles:
-            raise SelectionError(
-                f"--bubbles is for pipeline traces; {short(self.trace.name)} is {self.source}, whose stages and"
-                " microbatches are not known"
-            )
+        """Raise SelectionError if layers, workers or bubbles are asked for: only pipelines have stages and
+        microbatches.
+        """
+        for option, is_asked, why in (
+            ("--layers", asked.layers is not None, ""),
+            ("--parquet", asked.worker_steps, ""),
+            ("--bubbles", asked.wants_bubbles, ", whose stages and microbatches are not known"),
+        ):
+            if is_asked:
+                raise SelectionError(f"{option} is for pipeline traces; {short(self.trace.name)} is {self.source}{why}")
 
     def validate(self) -> None:  # noqa: B027
         """Raise GraphError if the ops of the job contradict each other and its report would not say so."""
@@ -288,7 +290,9 @@ class ReportOptions(Struct, frozen=True, kw_only=True):
     def refuse_measured(self, name: str, source: str) -> None:
         """Raise SelectionError if steps without a profiler are given for the job `name`, which no profiler recorded."""
         if self.measured is not None:
-            raise refused_measured(name, source)
+            raise SelectionError(
+                f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out"
+            )
 
 
 class Analysis(Struct, frozen=True, eq=False):
@@ -299,11 +303,6 @@ class Analysis(Struct, frozen=True, eq=False):
     report: Report
     diagnosis: Diagnosis
     lanes: WorkerLanes | None = None
-
-
-def refused_measured(name: str, source: str) -> SelectionError:
-    """The error that steps without a profiler are given for the job `name`, which no profiler recorded."""
-    return SelectionError(f"--unprofiled is for recordings of torch.profiler; {short(name)} is {source}: leave it out")
 
 
 def hardware_question(gpus: Sequence[str], gpu_from: str | None, precision: str | None) -> HardwareQuestion | None:

@@ -93,13 +93,13 @@ class PipelineJob(Job):
 
         "stage=3 and compute * 0.9 + worker=1,2" scales some ops and makes others as fast as their peers.
         """
-        from tracekit.analysis.job.questions import answer_fix, answer_keep, check, pipeline_edits
+        from tracekit.analysis.job.questions import answer_fix, answer_keep, check
 
         gpus = self.trace.layout.world_size
         if keep:
             return answer_keep(self.replay, selection, gpus)
         check(self.replay, (selection,))  # before the evidence is gathered
-        return answer_fix(self.replay, selection, gpus, self.evidence, pipeline_edits)
+        return answer_fix(self.replay, selection, gpus, self.evidence)
 
     @cached_property
     def evidence(self) -> PipelineSubject:

@@ -20,11 +20,11 @@ from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution, gaps_text, waste
 from tracekit.analysis.attribution.patterns import stalls_of
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.graph import Posting
-from tracekit.analysis.job.build import build, experts_of_job
+from tracekit.analysis.job.build import Analysed, experts_of_job
 from tracekit.analysis.job.job import Analysis, Progress, ReportOptions, by_labels
 from tracekit.analysis.numeric.arrays import Floats, number
 from tracekit.analysis.replay import Method
@@ -33,7 +33,6 @@ from tracekit.analysis.replay.pipeline_costs import OCCASIONAL, OCCASIONAL_BY_ST
 from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.text import counted, listed, seconds
-from tracekit.report.hardware import OnGpu
 from tracekit.report.questions import Bubbles, ByLabel, Question
 from tracekit.report.report import StepTimes
 from tracekit.report.tables import (
@@ -46,7 +45,7 @@ from tracekit.report.tables import (
     OfWorker,
     OnPath,
     Outline,
-    Picture,
+    Section,
     Table,
     WorkerClock,
 )
@@ -116,89 +115,55 @@ class ReplayedJob(Struct, frozen=True):
         attributed = attribute(replay, progress=progress) if attribution is None else attribution()
         subject = PipelineSubject.of(trace, replay, lambda: attributed)
         subject = structs.replace(subject, expert_loads=asked.expert_loads)
-        on_gpus: Sequence[OnGpu] = ()
-        if asked.hardware is not None:
-            from tracekit.analysis.hardware.on_other_gpus import on_other_gpus
-
-            on_gpus = on_other_gpus(subject, asked.hardware)
         if asked.fix:
-            from tracekit.analysis.job.questions import answer_fix, pipeline_edits
+            from tracekit.analysis.job.questions import answer_fix
 
-            questions = [answer_fix(replay, text, gpus, subject, pipeline_edits) for text in asked.fix]
+            questions = [answer_fix(replay, text, gpus, subject) for text in asked.fix]
         if progress is not None:
             progress("causes and fixes")
         if asked.expert_loads is not None and subject.exchanges is None:
             raise asked.expert_loads.without_experts(trace.name)
         assessed = PipelineAssessment(subject, stalls_of(replay, attributed), asked.layers, self.graph.method)
         return AnalysedPipeline(
-            job=self,
-            subject=subject,
-            attribution=attributed,
+            evidence=subject,
             diagnosis=diagnose(assessed, asked.metrics),
             asked=asked,
             questions=(*questions, *keeping),
             labels=labels,
-            on_gpus=on_gpus,
-            published=_published_view(self.graph, self.published),
+            job=self,
+            attribution=attributed,
+            method=_method_used(self.graph, self.published),
             coverage=trace.coverage(),
             ranks=trace.worker_ranks(),
         )
 
 
-class PublishedView(Struct, frozen=True):
-    """S by the published method, and why it can differ from tracekit's."""
-
-    slowdown: float
-    reasons: tuple[str, ...]
-
-
-class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
+class AnalysedPipeline(Analysed, frozen=True, kw_only=True, eq=False):
     """Everything that is known of an analysed pipeline.
 
-    `subject`: what causes, fixes and answers follow from, and `attribution`: what stragglers cost, and who they are.
-    `asked`, `questions`, `labels`, `on_gpus`: what a reader asked for, and answers. `published`: S by the published
-    method, None if it cannot differ. `coverage`: what the trace lacks; `ranks`: the global rank of each worker.
-    `evidence_steps`: causes, fixes and answers follow from so many steps, None for all; `job` has only these.
+    `attribution`: what stragglers cost, and who they are. `coverage`: what the trace lacks; `ranks`: the global rank of
+    each worker. `evidence_steps`: causes, fixes and answers follow from so many steps, None for all; `job` has only
+    these.
     """
 
+    evidence: PipelineSubject
     job: ReplayedJob
-    subject: PipelineSubject
     attribution: Attribution
-    diagnosis: Diagnosis
-    asked: ReportOptions
-    questions: Sequence[Question]
-    labels: Sequence[ByLabel]
-    on_gpus: Sequence[OnGpu]
-    published: PublishedView | None
+    method: MethodUsed
     coverage: TraceCoverage
     ranks: Mapping[Worker, int]
     evidence_steps: int | None = None
 
     def analysis(self) -> Analysis:
-        """The report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
-        job, attribution, asked = self.job, self.attribution, self.asked
-        bubbles, overview, pictures, remarks = self._bubbles()
-        report = build(
-            self.subject,
-            self.diagnosis,
-            asked,
-            job=self._outline(),
-            times=StepTimes(
-                np.asarray(attribution.steps, np.int32), attribution.recorded, attribution.original, attribution.ideal
-            ),
-            with_delays_s=float(attribution.with_delays.mean()),
-            remarks=[*self._remarks(), *remarks],
-            overview=overview,
-            sections=[*overview, *pictures],
-            questions=self.questions,
-            labels=self.labels,
-            on_gpus=self.on_gpus,
-            experts=experts_of_job(self.subject.exchanges, asked, self.diagnosis.causes),
-            step_values=step_values(job.trace.metadata),
-            trust={"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
-            keys={"bubbles": bubbles, **self._keys()},
-        )
-        return Analysis(report, self.diagnosis, WorkerLanes(attribution, job.replay))
+        """Return the report, and the lanes behind it. Raises SelectionError for a schedule that does not exist."""
+        return structs.replace(super().analysis(), lanes=WorkerLanes(self.attribution, self.job.replay))
+
+    @property
+    def times(self) -> StepTimes:
+        """See `Analysed.times`."""
+        attribution = self.attribution
+        steps = np.asarray(attribution.steps, np.int32)
+        return StepTimes(steps, attribution.recorded, attribution.original, attribution.ideal)
 
     def _outline(self) -> Outline:
         """What was analysed: layout, GPUs, steps, ops."""
@@ -218,45 +183,49 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             evidence_steps=UNSET if self.evidence_steps is None else self.evidence_steps,
         )
 
-    def _bubbles(self) -> tuple[Bubbles | None, Sequence[Table], Sequence[Picture], Sequence[tuple[str, str]]]:
-        """Where stages are idle, with the prices of schedules; tables, pictures and remarks. Nothing if nobody asked.
-
-        The picture is of the slowest step, as recorded and under the schedules that were priced.
-        """
+    @cached_property
+    def _bubbles(self) -> Bubbles | None:
+        """Where stages are idle, with the prices of schedules; None if nobody asked."""
         if not self.asked.wants_bubbles:
-            return None, (), (), ()
+            return None
         from tracekit.analysis.bubbles.bubbles import find_bubbles
-        from tracekit.analysis.bubbles.picture import bubbles_sentence, bubbles_tables, draw_step, summary, timeline_of
 
-        bubbles, pictures = find_bubbles(self.job.replay, self.asked.schedules), list[Picture]()
-        if bubbles.window_s is not None:
+        return find_bubbles(self.job.replay, self.asked.schedules)
+
+    def _overview(self) -> Iterator[Table]:
+        if self._bubbles is not None:
+            from tracekit.analysis.bubbles.picture import bubbles_tables
+
+            yield from bubbles_tables(self._bubbles)
+
+    def _sections(self) -> Iterator[Section]:
+        """See `Analysed`; the picture is of the slowest step, as recorded and under the schedules that were priced."""
+        yield from self._overview()
+        if self._bubbles is not None and self._bubbles.window_s is not None:
+            from tracekit.analysis.bubbles.picture import draw_step, summary, timeline_of
+
             step = int(self.attribution.steps[self.attribution.recorded.argmax()])
-            priced = [row.schedule for row in bubbles.schedules if row.refused is None]
+            priced = [row.schedule for row in self._bubbles.schedules if row.refused is None]
             drawn = draw_step(self.job.replay, step, schedules=priced)
-            pictures = [timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))]
-        words = [("Bubbles", bubbles_sentence(bubbles))]
-        return bubbles, list(bubbles_tables(bubbles)), pictures, words
+            yield timeline_of(f"Pipeline, step {step}", drawn, summary(drawn))
 
     def _keys(self) -> dict[str, Any]:
-        attribution, published, coverage, graph = self.attribution, self.published, self.coverage, self.job.graph
+        attribution, graph = self.attribution, self.job.graph
         gaps = [
             CoverageGap(gap.kind, gap.worker.dp_rank, gap.worker.pp_rank, gap.ops, sorted(set(gap.steps)))
             for gap in attribution.gaps
         ]
         return {
-            "method": MethodUsed(
-                graph.method,
-                None if published is None else number(published.slowdown),
-                [] if published is None else list(published.reasons),
-            ),
+            "trust": {"clamped_transfers": attribution.clamped_transfers, "clamped_delays": attribution.clamped_delays},
+            "step_values": step_values(self.job.trace.metadata),
+            "step_time_s": structs.replace(self.mean, with_delays=float(attribution.with_delays.mean())),
+            "bubbles": self._bubbles,
+            "experts": experts_of_job(self.evidence.exchanges, self.asked, self.diagnosis.causes),
+            "method": self.method,
             "clocks": self._clock_report,
             "posting": graph.graph.posting,
             "coverage": Coverage(
-                workers_expected=coverage.workers_expected,
-                workers_traced=coverage.workers_traced,
-                worker_steps_expected=coverage.worker_steps_expected,
-                worker_steps_traced=coverage.worker_steps_traced,
-                missing_workers=list(coverage.missing_workers),
+                **structs.asdict(self.coverage),
                 gaps=gaps,
                 slowdown_as_recorded=number(attribution.slowdown_as_recorded),
                 hidden_slowdown=number(attribution.hidden_slowdown),
@@ -271,7 +240,6 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         }
 
     def _remarks(self) -> Iterator[tuple[str, str]]:
-        """Yield which clocks were off, by which rules the job was analysed, and what is missing from the trace."""
         few, steps = self.evidence_steps, len(self.attribution.steps)
         published = self.job.graph.method is Method.PUBLISHED
         remarks = {
@@ -283,6 +251,10 @@ class AnalysedPipeline(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             "Missing": "; ".join(self._missing()),
         }
         yield from ((name, words) for name, words in remarks.items() if words)
+        if self._bubbles is not None:
+            from tracekit.analysis.bubbles.picture import bubbles_sentence
+
+            yield "Bubbles", bubbles_sentence(self._bubbles)
 
     @cached_property
     def _clock_report(self) -> ClockReport:
@@ -359,10 +331,11 @@ def published_graph(trace: Trace, job: JobGraph) -> JobGraph | None:
     return JobGraph.from_trace(trace, Method.PUBLISHED) if other and job.method is Method.TRACEKIT else None
 
 
-def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | None:
-    """The result of the published method, None if it cannot differ. `other`: see `published_graph`."""
+def _method_used(job: JobGraph, other: JobGraph | None) -> MethodUsed:
+    """The rules of the analysis, with S by the published ones if that can differ. `other`: see `published_graph`."""
+    alone = MethodUsed(job.method, None, [])
     if job.method is Method.PUBLISHED:
-        return None
+        return alone
     graph = job.graph
     occasional = sorted((OCCASIONAL | OCCASIONAL_BY_STAGE) & set(graph.job.kinds))
     same_rules = graph.posting.rule is Posting.SAME_DIRECTION
@@ -378,7 +351,7 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
             f"it sets {', '.join(occasional)} against the mean of such ops, not against the time peers spend so"
         )
     if not reasons:
-        return None
+        return alone
     if other is not None:
         published = other.replay
     elif same_rules:  # the same graph and costs, different ideals
@@ -386,8 +359,8 @@ def _published_view(job: JobGraph, other: JobGraph | None) -> PublishedView | No
     else:
         published = job.replay.with_published_rules()
     if not mean_step_time(published, IDEAL):  # no slowdown; the attribution reports it
-        return None
-    return PublishedView(slowdown_of(published), tuple(reasons))
+        return alone
+    return MethodUsed(job.method, number(slowdown_of(published)), reasons)
 
 
 def rows_of_pipeline(attribution: Attribution, ranks: Mapping[Worker, int], hosts: Mapping[int, str]) -> dict[str, Any]:

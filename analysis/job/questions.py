@@ -6,12 +6,13 @@ the replay and what its own edits read; only a fix that it names needs the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tracekit.analysis.evidence.subject import JobKind
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.statistics import saving_error_s
 from tracekit.analysis.replay.graph_replay import GraphReplay
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from tracekit.analysis.evidence.graph_subject import GraphSubject
     from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 
-#: What the terms of an edit change, given the evidence on the job.
-Edits = Callable[[Any, Sequence[Term]], Iterable[Intervention]]
-
 
 def check(replay: GraphReplay, texts: Iterable[str]) -> None:
     """Raise SelectionError for an edit that cannot be understood or has a selection that matches no op."""
@@ -59,16 +57,14 @@ def answer_keep(replay: GraphReplay, text: str, gpus: int) -> Question:
     return answered(f"keep only {text}", ops, float(original.mean()), saving, saving_error_s(saving, 0.0), gpus)
 
 
-def answer_fix(
-    replay: GraphReplay, text: str, gpus: int, evidence: PipelineSubject | GraphSubject, edits: Edits
-) -> Question:
-    """What if the selected ops were as fast as their peers, or scaled? `text`: checked; `edits`: of the kind of job."""
-    terms = parse_edit(text)
+def answer_fix(replay: GraphReplay, text: str, gpus: int, job: PipelineSubject | GraphSubject) -> Question:
+    """What if the selected ops were as fast as their peers, or scaled? `text`: checked."""
+    terms, edits = parse_edit(text), _pipeline_edits if job.kind is JobKind.PIPELINE else _op_edits
     selected = [term.selection for term in terms if term.selection is not None]
-    saving = evidence.unchanged - evidence.step_times(tuple(edits(evidence, terms)))
+    saving = job.unchanged - job.step_times(tuple(edits(job, terms)))
     ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
-    recorded_s = max(replay.fit.recorded_s, evidence.unchanged_s)
-    return answered(f"fix {text}", ops, recorded_s, saving, evidence.saving_error_s(saving, ()), gpus)
+    recorded_s = max(replay.fit.recorded_s, job.unchanged_s)
+    return answered(f"fix {text}", ops, recorded_s, saving, job.saving_error_s(saving, ()), gpus)
 
 
 def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: float, gpus: int | None) -> Question:
@@ -78,54 +74,47 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
     return Question(words, ops, recorded_s - saved_s, saved_s, error_s, a_day)
 
 
-def pipeline_edits(evidence: PipelineSubject, terms: Sequence[Term]) -> Iterator[Intervention]:
+def _pipeline_edits(job: Any, terms: Sequence[Term]) -> Iterable[Intervention]:
     """What the terms of an edit change in a pipeline."""
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
     from tracekit.analysis.fixes import split_again
 
-    graph, durations = evidence.replay.graph, evidence.replay.durations
-    priced = cache(partial(_priced_fixes, evidence))
+    graph, durations, priced = job.replay.graph, job.replay.durations, cache(partial(_priced_fixes, job))
     for term in terms:
         if term.fix is not None:
             yield _named_fix(priced(), term.fix)
         elif term.selection is None:
-            yield split_again(evidence, *term.layers)
+            yield split_again(job, *term.layers)
         elif term.factor is None:
-            yield as_fast_as_peers(evidence, term.selection)
+            yield as_fast_as_peers(job, term.selection)
         else:
             yield scaled_ops(masks_of(term.selection, graph, durations), term.factor)
 
 
-def _priced_fixes(evidence: PipelineSubject) -> Sequence[PricedFix]:
-    from tracekit.analysis.diagnosis.diagnosis import diagnose
-    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
-
-    return diagnose(PipelineAssessment(evidence)).fixes
-
-
-def _priced_fixes_of_ops(evidence: GraphSubject) -> Sequence[PricedFix]:
+def _priced_fixes(job: Any) -> Sequence[PricedFix]:
+    """The fixes in the report on a job without custom questions."""
     from tracekit.analysis.diagnosis.diagnosis import diagnose
     from tracekit.analysis.diagnosis.of_graph import graph_assessment
+    from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
 
-    return diagnose(graph_assessment(evidence)).fixes
+    return diagnose(PipelineAssessment(job) if job.kind is JobKind.PIPELINE else graph_assessment(job)).fixes
 
 
 def _named_fix(fixes: Sequence[PricedFix], name: str) -> Intervention:
     """The change of the fix of that name, with the time that it takes itself. Raises SelectionError."""
     from tracekit.analysis.diagnosis.price import fix_named
 
-    chosen = fix_named(fixes, name)
-    assert chosen.change is not None, "`fix_named` returns only fixes with a change"
-    return Together((chosen.change, AddTime(chosen.extra_s))) if chosen.extra_s else chosen.change
+    plan = fix_named(fixes, name).plan
+    assert plan.change is not None, "`fix_named` returns only fixes with a change"
+    return Together((plan.change, AddTime(plan.extra_s))) if plan.extra_s else plan.change
 
 
-def op_edits(evidence: GraphSubject, terms: Sequence[Term]) -> list[Intervention]:
+def _op_edits(job: Any, terms: Sequence[Term]) -> Iterable[Intervention]:
     """What the terms of an edit change in a job whose ops form any graph."""
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
 
-    replay, pace = evidence.replay, evidence.pace
+    replay, pace, priced = job.replay, job.pace, cache(partial(_priced_fixes, job))
     cost, like_peers = pace.cost, np.zeros(len(pace.cost), np.bool_)
-    priced = cache(partial(_priced_fixes_of_ops, evidence))
     changes: list[Intervention] = []
     for term in terms:
         if term.fix is not None:

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import Struct
+from msgspec import structs
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
-from tracekit.analysis.diagnosis.diagnosis import Diagnosis, diagnose
+from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
 from tracekit.analysis.evidence.rl_subject import RlSubject
-from tracekit.analysis.job.build import build
+from tracekit.analysis.job.build import Analysed
 from tracekit.analysis.job.job import Analysis, Exported, Job, PathLike, Progress, ReportOptions
 from tracekit.analysis.job.questions import answered
 from tracekit.analysis.rl.account import RlAccount
@@ -37,6 +37,7 @@ from tracekit.report.tables import (
     LegendEntry,
     Outline,
     Picture,
+    Section,
     Series,
     SeriesLine,
     Table,
@@ -115,8 +116,6 @@ class RlJob(Job):
         ):
             if value:
                 raise self._not_for(option)
-        if asked.layers is not None:
-            raise self._not_for("--layers", "pipeline traces")
         self.refuse_pipeline_options(asked)
         asked.refuse_measured(self.trace.name, self.source)
         if progress is not None:
@@ -126,12 +125,12 @@ class RlJob(Job):
         account = evidence.run.account(alternatives) if alternatives else evidence.account
         unpriced = {price.scenario for price in account.what_if if price.saved_s is None}
         return AnalysedRun(
-            name=self.trace.name,
             evidence=evidence,
-            account=account,
             diagnosis=diagnose(RlAssessment(evidence, account), asked.metrics),
             asked=asked,
             questions=tuple(self.answer(text) for text in asked.fix if text not in unpriced),
+            name=self.trace.name,
+            account=account,
         ).analysis()
 
     def answer(self, selection: str, *, keep: bool = False) -> Question:
@@ -160,7 +159,7 @@ class RlJob(Job):
         """What an alternative changes, or the fix that it names."""
         if not text.startswith(_FIX):
             return Scenario.parse(text)
-        return fix_named(self.analysis.diagnosis.fixes, text.removeprefix(_FIX)).change
+        return fix_named(self.analysis.diagnosis.fixes, text.removeprefix(_FIX)).plan.change
 
     def spent(self, ignored: Collection[int] = ()) -> SpentPhases:
         if flagged := self.evidence.account.flagged:
@@ -206,44 +205,76 @@ class RlJob(Job):
             facts["engines"] = [f"engine-{number}" for number in range(len(engines))]
         return replace(self, trace=replace(self.trace, name="job", metadata={POST_TRAINING: facts}))
 
-    def _not_for(self, what: str, kinds: str = "pipelines and op traces") -> SelectionError:
-        return SelectionError(f"{what} is for {kinds}; {short(self.trace.name)} is {self.source}")
+    def _not_for(self, what: str) -> SelectionError:
+        return SelectionError(f"{what} is for pipelines and op traces; {short(self.trace.name)} is {self.source}")
 
 
-class AnalysedRun(Struct, frozen=True, eq=False):
+class AnalysedRun(Analysed, frozen=True, kw_only=True, eq=False):
     """Everything that is known of an analysed run. `account`: where the mean step went, and the alternatives asked for;
     `questions`: the fixes and alternatives that have a price.
     """
 
-    name: str
     evidence: RlSubject
+    name: str
     account: RlAccount
-    diagnosis: Diagnosis
-    asked: ReportOptions = ReportOptions()
-    questions: tuple[Question, ...] = ()
 
-    def analysis(self) -> Analysis:
-        """The report."""
-        evidence, account, tables = self.evidence, self.account, list(_sections(self.account))
+    @property
+    def times(self) -> StepTimes:
+        """See `Analysed.times`."""
+        evidence = self.evidence
+        return StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal)
+
+    def _remarks(self) -> Iterator[tuple[str, str]]:
+        account = self.account
+        yield "Step", "; ".join(_step(account))
+        if account.generation is not None:
+            yield "Engines", "; ".join(_engines(account.generation))
+        if account.sides is not None:
+            yield "Sides", account.sides.words
+        if account.unlike is not None and account.unlike.words:
+            without = f"; without them the mean step takes {seconds(account.unlike.usual_s)}"
+            yield "Steps", "; ".join(account.unlike.words) + without * bool(account.unlike.steps)
+        if account.tools is not None:
+            yield "Tools", account.tools.words
+        if left_out := account.left_out:
+            log = account.replayed_s is None
+            lacks = "a whole record" if log else "the time of generation, training or sync"
+            yield "Left out", f"{ranks_text(left_out, name='step')} without {lacks}"
+        if restarts := account.restarts:
+            yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
+
+    def _overview(self) -> Iterator[Table]:
+        """Yield phases, losses and prices."""
+        account = self.account
+
+        def table_row(name: str, value_s: float) -> tuple[str, str, str]:
+            return name, seconds(value_s), percent(value_s / account.step_s)
+
+        rest = [] if account.unaccounted_s is None else [table_row("unaccounted", account.unaccounted_s)]
+        phases = (*(table_row(short(row.phase, 30), row.seconds) for row in account.phases), *rest)
+        yield Table("Phases", ("Phase", "a step", "share"), phases)
+        losses = tuple(table_row(row.loss, row.lost_s) for row in account.losses)
+        if losses:
+            notes = [] if account.generation is not None else ["those within the generation need trajectories"]
+            if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
+                notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
+            yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
+        if (prices := _prices(account)).rows or prices.note:
+            yield prices
+
+    def _sections(self) -> Iterator[Section]:
+        yield from _pictures_of(self.evidence.run, [phase.phase for phase in self.account.phases])
+        yield from self._overview()
+
+    def _answers(self) -> list[Table]:
+        """See `Analysed`; the table of alternatives has the others."""
         named = [question for question in self.questions if _FIX in question.question]
-        answers = question_table(named, "step", daily=evidence.daily, fix_means=_FIX_MEANS) if named else None
-        report = build(
-            evidence,
-            self.diagnosis,
-            self.asked,
-            job=self._outline(),
-            times=StepTimes(evidence.steps, evidence.run.recorded, evidence.unchanged, evidence.ideal),
-            wasted_gpu_hours=self.diagnosis.verdict.lost_gpu_hours,
-            remarks=_remarks(account),
-            overview=tables,
-            sections=[*_pictures_of(evidence.run, [phase.phase for phase in account.phases]), *tables],
-            questions=self.questions,
-            answers=[] if answers is None else [answers],  # `tables` have the other alternatives
-            keys={
-                **{name: getattr(account, name) for name in RlAccount.__struct_fields__ if name != "job"},
-            },
-        )
-        return Analysis(report, self.diagnosis)
+        return [question_table(named, "step", daily=self.evidence.daily, fix_means=_FIX_MEANS)] if named else []
+
+    def _keys(self) -> dict[str, Any]:
+        keys = structs.asdict(self.account) | {"wasted_gpu_hours": self.diagnosis.verdict.lost_gpu_hours}
+        del keys["job"]
+        return keys
 
     def _outline(self) -> Outline:
         job, phases = self.account.job, self.account.phases
@@ -254,52 +285,10 @@ class AnalysedRun(Struct, frozen=True, eq=False):
             whole="step",
             sizes=f"{job.format}, {counted(job.steps, 'step')}{on}",
             gpus=self.evidence.gpus,
-            steps=job.steps,
             ranks=job.engines,
             ops=job.trajectories + (len(phases) + 1) * job.steps,
-            format=job.format,
-            trajectories=job.trajectories,
-            engines=job.engines,
-            basis=job.basis,
+            **structs.asdict(job),
         )
-
-
-def _remarks(account: RlAccount) -> Iterator[tuple[str, str]]:
-    yield "Step", "; ".join(_step(account))
-    if account.generation is not None:
-        yield "Engines", "; ".join(_engines(account.generation))
-    if account.sides is not None:
-        yield "Sides", account.sides.words
-    if account.unlike is not None and account.unlike.words:
-        without = f"; without them the mean step takes {seconds(account.unlike.usual_s)}"
-        yield "Steps", "; ".join(account.unlike.words) + without * bool(account.unlike.steps)
-    if account.tools is not None:
-        yield "Tools", account.tools.words
-    if left_out := account.left_out:
-        log = account.replayed_s is None
-        lacks = "a whole record" if log else "the time of generation, training or sync"
-        yield "Left out", f"{ranks_text(left_out, name='step')} without {lacks}"
-    if restarts := account.restarts:
-        yield "Restart", f"{ranks_text(restarts, name='step')} logged again: from there on, the last attempt counts"
-
-
-def _sections(account: RlAccount) -> Iterator[Table]:
-    """Phases, losses and prices."""
-
-    def table_row(name: str, value_s: float) -> tuple[str, str, str]:
-        return name, seconds(value_s), percent(value_s / account.step_s)
-
-    rest = [] if account.unaccounted_s is None else [table_row("unaccounted", account.unaccounted_s)]
-    phases = (*(table_row(short(row.phase, 30), row.seconds) for row in account.phases), *rest)
-    yield Table("Phases", ("Phase", "a step", "share"), phases)
-    losses = tuple(table_row(row.loss, row.lost_s) for row in account.losses)
-    if losses:
-        notes = [] if account.generation is not None else ["those within the generation need trajectories"]
-        if negative := [name for name, cost, _ in losses if cost.startswith("-")]:
-            notes.append(f"below 0 ({listed(negative)}): without it, the step would take longer")
-        yield Table("Losses", ("Loss", "costs a step", "share"), losses, "; ".join(notes) or None)
-    if (prices := _prices(account)).rows or prices.note:
-        yield prices
 
 
 def _step(account: RlAccount) -> Iterator[str]:

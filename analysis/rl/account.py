@@ -72,7 +72,7 @@ class Run(Struct, frozen=True):
     basis: Literal["trajectories", "phases"]
 
 
-class RlAccount(Struct, frozen=True):
+class RlAccount(Struct, frozen=True, kw_only=True):
     """Where a step went. `replayed_s`: the step as replayed, None for a log without times. `flagged`: why the times
     contradict each other; such a run has no losses. `doubt`: why there are no prices, None if there are.
 
@@ -88,9 +88,9 @@ class RlAccount(Struct, frozen=True):
     job: Run
     step_s: float
     length_s: float
-    replayed_s: float | None
+    replayed_s: float | None = None
     generation_s: float | None
-    trainer_wait_s: float | None
+    trainer_wait_s: float | None = None
     staleness: int | None
     phases: list[PhaseTime]
     unaccounted_s: float | None
@@ -98,13 +98,13 @@ class RlAccount(Struct, frozen=True):
     doubt: str | None
     losses: list[LossTime]
     leading: Loss | None
-    generation: Generation | None
+    generation: Generation | None = None
     what_if: list[Price]
     left_out: list[int]
-    restarts: list[int]
-    unlike: Unlike | None
-    sides: Sides | None
-    tools: ToolsBound | None
+    restarts: list[int] = []
+    unlike: Unlike | None = None
+    sides: Sides | None = None
+    tools: ToolsBound | None = None
 
 
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:

@@ -99,15 +99,14 @@ class TimedRun(PostTrainingRun):
         if not self.flagged:
             kinds: tuple[Loss, ...] = (*(() if generations is None else _OF_REQUESTS), "reward", "sync")
             losses = [LossTime(loss, float((self.unchanged - self.step_times({loss})).mean())) for loss in kinds]
-        steps, (requests, engines) = (
-            len(whole.numbers),
-            (0, 0) if generations is None else (generations.count, len(generations.names)),
-        )
+        requests, engines = (0, 0) if generations is None else (generations.count, len(generations.names))
         waits = whole.train_start[WARM_UP:] - whole.sync_end[WARM_UP - 1 : -1]
         return self._account(
             scenarios,
             losses,
-            job=Run(Format.TRAJECTORIES, steps, requests, engines, "trajectories" if generations else "phases"),
+            job=Run(
+                Format.TRAJECTORIES, len(whole.numbers), requests, engines, "trajectories" if generations else "phases"
+            ),
             length_s=float(whole.sync_end[-1] - whole.generate_start[0]),
             replayed_s=float(self.unchanged.mean()),
             generation_s=self.generation_s,
@@ -116,10 +115,6 @@ class TimedRun(PostTrainingRun):
             unaccounted_s=whole.unaccounted_s(),
             generation=None if generations is None else generations.fitted(),
             left_out=whole.left_out,
-            restarts=[],
-            unlike=None,
-            sides=None,
-            tools=None,
         )
 
     def assumed(self, scenario: Scenario) -> Assumed:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
+from tracekit.analysis.attribution.attribution import waste
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.synth import SynthSpec, parse_cause, synthesize
 from tracekit.trace.model import Layout
@@ -40,7 +41,7 @@ def rows() -> Iterator[dict[str, object]]:
                 "cause": cause,
                 "seed": seed,
                 "slowdown": found.slowdown,
-                "waste": found.waste,
+                "waste": waste(found.slowdown),
                 "m_w": found.m_w,
                 "m_s": found.m_s,
                 "correlation": sum(known) / len(known),

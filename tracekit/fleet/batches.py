@@ -31,6 +31,7 @@ from tracekit.analysis.replay.engine import JobGraph, cut_steps, incomplete_step
 from tracekit.base.errors import GraphError, LayoutError, OutputError, SelectionError, TraceError, TracekitError
 from tracekit.base.stderr import advance
 from tracekit.fleet.tasks import BASE_BYTES, Batch, Executor, TaskOutcome
+from tracekit.report.tables import MethodUsed
 from tracekit.sources.load import read_trace
 from tracekit.trace.canonical import Trace, read_header, rows_of_steps
 from tracekit.trace.facts import TraceCoverage
@@ -285,7 +286,7 @@ class _BatchedJob:
             coverage=TraceCoverage.of(lean.trace.layout, dp_rank, pp_rank, steps, recorded),
             ranks=ranks,
             attribution=attribution,
-            published=analysed.published if all_sampled else None,
+            method=analysed.method if all_sampled else MethodUsed(self.job.method, None, []),
             evidence_steps=None if all_sampled else len(sampled),
         ).analysis()
 

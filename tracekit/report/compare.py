@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
 
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.analysis.numeric.statistics import FEWEST_STEPS, MeanDifference, difference_of_means
@@ -340,13 +340,10 @@ def _causes_of(report: Report) -> list[Finding]:
     return [cause for cause in report.findings if cause.priced or cause.spent is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class CostChange:
-    """Cost of a set of ops alone per step on each side, seconds: (S alone - 1) x T(ideal). None: the side has no such
-    ops.
-    """
+class CostChange(Struct, frozen=True):
+    """Seconds of the mean step that a kind of op alone costs, (S alone - 1) x T(ideal); None if a side has none."""
 
-    name: str
+    name: str = field(name="kind")
     before_s: float | None
     after_s: float | None
 

@@ -64,14 +64,6 @@ class Causes(Struct, frozen=True):
     staying: tuple[str, ...]
 
 
-class KindCost(Struct, frozen=True):
-    """Seconds of the mean step that a kind of op alone costs; None if a side has none of it."""
-
-    kind: str
-    before_s: float | None
-    after_s: float | None
-
-
 class CompareOutput(Struct, frozen=True, kw_only=True):
     """What `tracekit compare --json` prints."""
 
@@ -86,7 +78,7 @@ class CompareOutput(Struct, frozen=True, kw_only=True):
     kinds: str | None
     trust: str
     trustworthy: bool
-    by_kind: list[KindCost]
+    by_kind: tuple[CostChange, ...]
 
 
 class Comparison(NamedTuple):
@@ -127,7 +119,7 @@ def compare_runs(reports: tuple[Report, Report]) -> Comparison:
         kinds=_changed_kinds(by_kind, max(float(side.recorded_s.mean()) for side in (before, after)), phases=phases),
         trust=_trust(reports),
         trustworthy=before.trustworthy and after.trustworthy,
-        by_kind=[KindCost(kind.name, kind.before_s, kind.after_s) for kind in by_kind],
+        by_kind=by_kind,
     )
     return Comparison(before, after, effect, output)
 

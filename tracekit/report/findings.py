@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.base.text import seconds, short, with_error
+from tracekit.base.text import seconds, with_error
 from tracekit.report.finding import Place
 from tracekit.report.report import Report
 from tracekit.trace.model import Worker
@@ -167,8 +167,3 @@ class AppliedFix(Struct, frozen=True):
         if self.low_s is not None and self.high_s is not None:
             saving += f" (95% interval {seconds(self.low_s)} to {seconds(self.high_s)})"
         return f"expected {with_error(self.expected_s, self.error_s)} less a {self.whole}, got {saving}"
-
-    @property
-    def words(self) -> str:
-        """Fix, expected and got, with the job that shows it."""
-        return f"{self.title}: {self.outcome} in {short(self.after)}"

@@ -11,13 +11,12 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.limits import Amount, Count, Finite, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import code_name, printable, seconds, short
 from tracekit.report.conclusions import Finding
-from tracekit.report.finding import Spent
 from tracekit.report.tables import Series, SeriesLine, Table, UsualBand
 from tracekit.trace.gpu_activity import IdleReason
 
@@ -211,7 +210,7 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
     """
     findings_of_gpu = [
         GpuFinding(
-            **{name: getattr(finding.spent, name) for name in Spent.__struct_fields__},
+            **asdict(finding.spent),
             share=finding.spent.seconds / (times.recording_s or 1.0),
             saves_s=finding.saved_s if finding.priced else None,
             saves_step_s=finding.saves_step_s,
@@ -225,10 +224,9 @@ def in_report(times: GpuTimes, findings: Sequence[Finding], unprofiled: Unprofil
         replace(row, saves_s=saves.get(tuple(name for name in (row.op, row.call) if name)))
         for row in times.synchronisations
     )
-    fields = {name: getattr(times, name) for name in GpuTimes.__struct_fields__}
     step = None if isinstance(unprofiled, str) else unprofiled
     return GpuInReport(
-        **fields | {"synchronisations": synchronisations},
+        **asdict(times) | {"synchronisations": synchronisations},
         findings=tuple(findings_of_gpu),
         unprofiled=step,
         unprofiled_reason=unprofiled if isinstance(unprofiled, str) else None,

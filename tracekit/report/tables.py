@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tracekit.analysis.replay import Method
 from tracekit.base.limits import Amount, AtMostOne, Count, Finite, Number, Ordinal, Seconds, Slowdown
+from tracekit.trace.facts import TraceCoverage
 from tracekit.trace.model import Layout, OpKind, Worker
 
 if TYPE_CHECKING:
@@ -361,14 +362,9 @@ class CoverageGap(Struct, frozen=True):
     steps: list[Ordinal]  #: in which steps
 
 
-class Coverage(Struct, frozen=True):
+class Coverage(TraceCoverage, frozen=True):
     """How much of the job was traced."""
 
-    workers_expected: Count  #: workers of the layout
-    workers_traced: Count  #: workers with at least one op
-    worker_steps_expected: Count  #: workers of the layout x steps traced
-    worker_steps_traced: Count  #: pairs of worker and step with at least one op
-    missing_workers: list[Worker]  #: workers without any op, at most the first 1,000
     #: ops of collectives that a worker lacks although its peers recorded them; reconstructed but for the published
     #: method
     gaps: list[CoverageGap]

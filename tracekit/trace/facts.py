@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Struct
 
-from tracekit.base.limits import Ordinal
+from tracekit.base.limits import Count, Ordinal
 from tracekit.base.text import encodable
 from tracekit.trace.model import Layout, Worker
 
@@ -122,18 +122,14 @@ WINDOW = SourceKind(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TraceCoverage:
-    """How much of the job the trace covers. A worker-step is one worker in one step.
+class TraceCoverage(Struct, frozen=True):
+    """How much of the job the trace covers."""
 
-    `missing_workers`: those without any op, the first `MOST_MISSING` of them.
-    """
-
-    workers_expected: int
-    workers_traced: int
-    worker_steps_expected: int
-    worker_steps_traced: int
-    missing_workers: tuple[Worker, ...]
+    workers_expected: Count  #: workers of the layout
+    workers_traced: Count  #: workers with at least one op
+    worker_steps_expected: Count  #: workers of the layout x steps traced
+    worker_steps_traced: Count  #: pairs of worker and step with at least one op
+    missing_workers: tuple[Worker, ...]  #: workers without any op, at most the first 1,000
 
     @classmethod
     def of(
