@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
-from tracekit.analysis.numeric.arrays import Floats, Ints, number
+from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, number
 from tracekit.analysis.whatif.interventions import RECORDED
 from tracekit.base.limits import Count, Finite, Number, Ordinal, Proportion
 from tracekit.trace.model import KINDS, OpKind, Worker
@@ -52,6 +52,15 @@ HOT_SHARE = 0.4
 WHOLE_SHARE = 0.7
 #: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
 STAYS_SHARE = 0.5
+
+
+class StepTimes(Struct, frozen=True, eq=False):
+    """Times of each step, seconds, [steps] each: as recorded; replayed without launch delays; without stragglers."""
+
+    steps: Int32s
+    recorded: Floats
+    original: Floats
+    ideal: Floats
 
 
 class TimeShape(StrEnum):

@@ -16,13 +16,13 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.attribution.attribution import Parts, noisy_step_times_of_ops
+from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.evidence.subject import Cause, JobKind, Names, Subject, evidence
 from tracekit.analysis.gpu.pace import BlamedRank, PaceOfPeers, Part, find_culprit
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s
 from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.analysis.whatif.interventions import IDEAL, ORIGINAL, Intervention, SetOps, Together, step_times
 from tracekit.base.text import seconds
-from tracekit.report.report import StepTimes
 from tracekit.trace.facts import OP_TRACE, RECORDING, RECORDING_OF_ONE, Fact, Lack
 from tracekit.trace.model import OpKind
 

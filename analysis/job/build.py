@@ -16,6 +16,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, waste
+from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.evidence.subject import Subject
@@ -36,7 +37,7 @@ from tracekit.report.questions import (
     label_table,
     question_table,
 )
-from tracekit.report.report import REPORT_VERSION, Remark, Report, StepTimes
+from tracekit.report.report import REPORT_VERSION, Remark, Report
 from tracekit.report.tables import Maybe, OfLabel, OfStep, Outline, Section, ShareGrid, Table, Times
 from tracekit.trace.facts import Fact, StepValues
 

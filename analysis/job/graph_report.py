@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from tracekit.analysis.attribution.by_label import Share, StepsSpent
 from tracekit.analysis.attribution.critical_path import CriticalPath
+from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.evidence.gpu_losses import exposed_communication_s, gpu_alone
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
@@ -30,7 +31,7 @@ from tracekit.base.text import counted, of_whole, printable, seconds, short
 from tracekit.report.conclusions import CauseOfCulprit, RankToBlame
 from tracekit.report.hardware import GpuTimes, Unprofiled, gpu_tables, in_report
 from tracekit.report.questions import ByLabel, Overlap, label_table
-from tracekit.report.report import StepTimes, slowdown_with_error
+from tracekit.report.report import slowdown_with_error
 from tracekit.report.tables import (
     ClockOfRank,
     Collectives,

@@ -18,7 +18,7 @@ from msgspec import UNSET, Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute, slowdown_of
 from tracekit.analysis.attribution.attribution import Attribution, gaps_text, waste
-from tracekit.analysis.attribution.patterns import stalls_of
+from tracekit.analysis.attribution.patterns import StepTimes, stalls_of
 from tracekit.analysis.detectors.trace_faults import TRACE_FAULTS
 from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_pipeline import PipelineAssessment
@@ -34,7 +34,6 @@ from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
 from tracekit.base.atomic_write import Kind, parquet_with, replacing
 from tracekit.base.text import counted, listed, seconds
 from tracekit.report.questions import Bubbles, ByLabel, Question
-from tracekit.report.report import StepTimes
 from tracekit.report.tables import (
     ClockReport,
     Contribution,

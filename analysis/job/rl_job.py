@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.by_label import SpentPart, SpentPhases, kept_steps
+from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.diagnosis.diagnosis import diagnose
 from tracekit.analysis.diagnosis.of_rl import RlAssessment
 from tracekit.analysis.diagnosis.price import fix_named
@@ -29,7 +30,6 @@ from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.report.questions import ByLabel, Question, question_table
-from tracekit.report.report import StepTimes
 from tracekit.report.rl_step import Generation
 from tracekit.report.tables import (
     TONES,

@@ -18,9 +18,9 @@ import numpy as np
 import polars as pl
 from msgspec import UNSET, Struct
 
-from tracekit.analysis.attribution.patterns import Stall
+from tracekit.analysis.attribution.patterns import Stall, StepTimes
 from tracekit.analysis.graph import PostingRule
-from tracekit.analysis.numeric.arrays import Floats, Int32s
+from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import FormatError, OutputError, SelectionError, extra
 from tracekit.base.limits import Amount, AtMostOne, Count, Number, Ordinal, Seconds, Slowdown
 from tracekit.base.text import short
@@ -93,15 +93,6 @@ _LEFT_OUT = {
     "causes": ("signature", "effect", "bound", "saved_when_acting_s", "refuted_by", "costs", "priced"),
     "fixes": ("edit", "unprofiled_step_s"),
 }
-
-
-class StepTimes(Struct, frozen=True, eq=False):
-    """Times of each step, seconds, [steps] each: as recorded; replayed without launch delays; without stragglers."""
-
-    steps: Int32s
-    recorded: Floats
-    original: Floats
-    ideal: Floats
 
 
 class WorkerGrid(Struct, frozen=True, eq=False):
