@@ -57,6 +57,14 @@ def test_a_trial_that_fails_says_the_last_line_of_what_it_printed(stderr: str, w
     assert (check.outcome, check.detail) == (CheckOutcome.FAILS, f"two ranks on gloo: {why}")
 
 
+@pytest.mark.parametrize("of_attempt", [True, False])
+def test_a_trial_without_a_trace_says_what_the_collection_says(of_attempt: bool, tmp_path: Path) -> None:
+    problem = {"problem": "no rank reported anything"}
+    summary = {"exit_code": 0, "attempts": [problem]} if of_attempt else {"exit_code": 0, "attempts": [], **problem}
+    check = _judged(CompletedProcess([], 0, json.dumps(summary) + "\n", "a warning\n"), tmp_path / "job.parquet")
+    assert (check.outcome, check.detail) == (CheckOutcome.FAILS, "two ranks on gloo: no rank reported anything")
+
+
 #: What an interpreter with torch tells of itself.
 PROBED = {
     "python": "3.12.1",

@@ -120,12 +120,15 @@ def test_what_explains_hangs_starts_when_half_the_time_is_over(watcher, clock, e
 
 
 def test_a_hang_is_said_once_and_the_report_kept(watcher, clock, tmp_path, capsys):
+    stored = []
+    watcher.keep = stored.append
     pulse(tmp_path, 0, 5)
     assert not stand_still(watcher, clock, 100.0)
     err = capsys.readouterr().err
     assert err.count("HANG  rank 1") == 1
     (kept,) = tmp_path.glob("reports/hang-*")
     assert {path.name for path in kept.iterdir()} == {"report.txt", "report.json"}
+    assert [(text.lines, [row.rank for row in text.report.culprits]) for text in stored] == [(("HANG  rank 1",), [1])]
 
 
 def test_a_command_is_to_end_where_that_is_asked(watcher, clock, tmp_path):
