@@ -76,6 +76,12 @@ def test_the_sentence_has_both_clocks_and_both_doses() -> None:
     )
 
 
+def test_a_clock_that_predicts_more_than_twice_what_the_trace_shows_tells_nothing() -> None:
+    test = asked(exact(CLOCK, 1410, 1980), excess=0.1)
+    assert (test.verdict, test.missing) == (MetricVerdict.NOT_TESTABLE, ())
+    assert test.sentence.endswith("predicts 1.40x to 1.41x, the trace shows 1.10x: more than twice as much")
+
+
 @pytest.mark.parametrize(("since", "until"), [(0, 900), (100, 900), (0, 700), (200, 700)])
 def test_a_fault_that_goes_on_outside_of_the_trace_is_confirmed(since: float, until: float) -> None:
     """The past is the healthy part, or peers alone: never the same fault."""
