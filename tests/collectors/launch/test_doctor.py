@@ -79,7 +79,7 @@ PROBED = {
 }
 
 
-def found(
+def checked(
     probe: dict[str, Any], store: Path, free: int = 180 << 30, clock: str = "tsc\n"
 ) -> dict[str, tuple[str, str]]:
     """Outcome and detail by subject, of an interpreter that tells this; the trial records the hand-made slow job."""
@@ -107,7 +107,7 @@ def found(
 def test_what_an_interpreter_tells_is_worded_and_judged(tmp_path: Path) -> None:
     """A record has 52 bytes: 180 GiB hold 3.72e9, which last 1,032 hours at 1000 ops a second."""
     store = tmp_path / "jobs.store"
-    usual = found({}, store)
+    usual = checked({}, store)
     assert {subject: usual[subject] for subject in usual if subject not in ("system", "store")} == {
         "torch": ("ok", "2.9.0 (CPU only) on Python 3.12.1, py; gloo"),
         "recorder": ("ok", "loads in py"),
@@ -121,7 +121,7 @@ def test_what_an_interpreter_tells_is_worded_and_judged(tmp_path: Path) -> None:
         ),
     }
     gpus = ["H100", "A100", "H100"]
-    on_gpus = found({"cuda": "12.8", "gpus": gpus, "nccl": True}, store, free=(1 << 30) - 1, clock="hpet\n")
+    on_gpus = checked({"cuda": "12.8", "gpus": gpus, "nccl": True}, store, free=(1 << 30) - 1, clock="hpet\n")
     assert on_gpus["torch"] == ("ok", "2.9.0 (CUDA 12.8) on Python 3.12.1, py; gloo and nccl")
     assert on_gpus["GPUs"] == ("ok", "2 x H100, 1 x A100; ops are timed by CUDA events")
     assert on_gpus["NCCL plugin"] == ("ok", "plugin.so is compiled")
@@ -133,14 +133,14 @@ def test_what_an_interpreter_tells_is_worded_and_judged(tmp_path: Path) -> None:
         ),
     )
     assert on_gpus["clock"] == ("note", "hpet is slow to read, so recording costs more; tsc is usual")
-    no_driver = found({"cuda": "12.8", "gloo": False}, store, free=1 << 30)
+    no_driver = checked({"cuda": "12.8", "gloo": False}, store, free=1 << 30)
     assert no_driver["torch"] == ("ok", "2.9.0 (CUDA 12.8) on Python 3.12.1, py; no backend")
     assert no_driver["GPUs"] == (
         "note",
         "torch is built for GPUs but finds none: check the driver; ops are timed on the host",
     )
     assert no_driver["segments"][0] == "ok"
-    alone = found({"hip": "6.4", "distributed": False, "lacks": "Python 3.8 is too old"}, store)
+    alone = checked({"hip": "6.4", "distributed": False, "lacks": "Python 3.8 is too old"}, store)
     assert alone["torch"] == (
         "note",
         "2.9.0 (ROCm 6.4) on Python 3.12.1, py; built without torch.distributed: records single processes only",
