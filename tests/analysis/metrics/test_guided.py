@@ -174,8 +174,16 @@ def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
         "times do not overlap": (frame, "node-00", TimeSpan(BEGAN + 9000, BEGAN + 9300)),
         "a time zone would explain +2 h": (frame, "node-00", TimeSpan(BEGAN + 7500, BEGAN + 7700)),
         "hosts share a name": (other.with_columns(host=renamed.cast(pl.Categorical)), "node-00", DURING),
-        "two hosts share the name node-00": (other.with_columns(host=domains.cast(pl.Categorical)), "node-00", DURING),
-        "moved": (frame.with_columns(uuid=card.cast(pl.Categorical)), "node-00", DURING),
+        "two hosts share the name node-00: node-00.a, node-00.b": (
+            other.with_columns(host=domains.cast(pl.Categorical)),
+            "node-00",
+            DURING,
+        ),
+        "device GPU-1 moved: it is reported by node-00 and node-01": (
+            frame.with_columns(uuid=card.cast(pl.Categorical)),
+            "node-00",
+            DURING,
+        ),
     }
     for why, (spoilt, host, window) in asks.items():
         with case(why):

@@ -146,6 +146,28 @@ def test_a_rank_in_a_checkpoint_is_named_and_no_hang_for_ten_times_as_long(watch
     assert "HANG  rank 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        (("checkpoint", "compilation"), "rank 0 is in a checkpoint; rank 1 is in a compilation"),
+        (4 * ("checkpoint",), "; ".join(f"rank {rank} is in a checkpoint" for rank in range(3))),
+        (("checkpoint", "step"), None),
+    ],
+    ids=["two", "four", "one of two"],
+)
+def test_only_if_all_who_are_waited_for_are_in_long_phases_is_it_no_hang(
+    phases, words, watcher, clock, explainer, tmp_path, capsys
+):
+    """Three of them are named, again every 20 s or so: ten times as long as a hang ends at 200 s."""
+    explainer.report = hang_with(*({"rank": rank, "phase": phase} for rank, phase in enumerate(phases))).to_dict()
+    pulse(tmp_path, 0, 5)
+    stand_still(watcher, clock, 180.0)
+    said = capsys.readouterr().err
+    patient = [line.partition("but the job does not hang: ")[2] for line in said.splitlines() if "not hang" in line]
+    assert patient == ([] if words is None else 8 * [words])
+    assert ("HANG  rank 1" in said) == (words is None)
+
+
 def test_a_watch_that_fails_says_so_once_and_the_command_goes_on(watcher, clock, explainer, tmp_path, capsys):
     explainer.report = []
     pulse(tmp_path, 0, 5)

@@ -79,11 +79,3 @@ def test_a_gpu_is_summarised_by_its_samples() -> None:
         "throttled": 2 / 3,
         "reasons": {"sw-power-cap": 2 / 3, "sw-thermal-slowdown": 1 / 3},
     }
-    assert summarize_gpu({}, []) == {
-        "samples": 0,
-        "sm_mhz": None,
-        "temperature_c": None,
-        "power_w": None,
-        "throttled": None,
-        "reasons": {},
-    }
