@@ -57,6 +57,17 @@ def test_a_format_is_recognised_by_all_of_its_marks_and_by_no_fewer(tmp_path: Pa
             assert not recognises(Look(path)), left_out
 
 
+def test_traces_below_a_folder_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """Of a profiler and of Nsight Systems; a file of the same name with something else in it is none."""
+    for name in ("rank10.json", "rank2.json", "rank2/1.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"traceEvents": []}')
+    (tmp_path / "rank3.sqlite").write_bytes(sniff.SQLITE)  # damaged, which its reader reports
+    (tmp_path / "rank4.json").write_text("{}")
+    names = [str(path.relative_to(tmp_path)) for path in sniff.traces_in(tmp_path)]
+    assert names == ["rank2.json", "rank2/1.json", "rank3.sqlite", "rank10.json"]
+
+
 def test_a_folder_is_recognised_by_a_file_in_it(tmp_path: Path) -> None:
     """Files of flight recorders by what is in them, MegaScan's by their names."""
     assert not sniff.has_dumps(Look(tmp_path))

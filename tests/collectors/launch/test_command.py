@@ -148,6 +148,18 @@ class PlayedWatch:
             return watch.wait()
 
 
+def test_options_that_a_user_has_typed_are_told_from_defaults_and_from_the_environment(monkeypatch):
+    monkeypatch.delenv("TRACEKIT_NOTIFY", raising=False)
+    monkeypatch.setenv("TRACEKIT_METRICS", "http://prometheus")
+    assert live.WatchOptions().given() == []
+    assert live.WatchOptions(metrics="http://prometheus", late_after=10.0).given() == []
+    assert live.WatchOptions(notify="https://hooks", log="wandb", late_after=3.0).given() == [
+        "--late-after=3.0",
+        "--log=wandb",
+        "--notify",
+    ]
+
+
 def test_a_watch_that_is_killed_is_started_once_more_and_one_that_refuses_is_not(monkeypatch):
     """Exit code 2 says that its input is bad, which would only repeat. A command that a user can type remains."""
     monkeypatch.delenv("TRACEKIT_NOTIFY", raising=False)
