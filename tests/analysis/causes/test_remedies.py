@@ -54,6 +54,7 @@ def test_a_link_within_a_node_is_called_by_its_ranks(link: Link, ends: str) -> N
 def test_a_link_between_nodes_is_called_by_its_nodes() -> None:
     apart = replace(NAMES, hosts={worker: f"node-{worker.pp_rank}" for worker in NAMES.ranks})
     assert remedy_for("{ends}", apart, Place(links=(Link(1, 0, 1),))) == "node-0 and node-1"
+    assert remedy_for("{ends}", apart, Place(links=(Link(1, 1, 0), Link(2, 0, 1)))) == "node-1 and node-0"
 
 
 @pytest.mark.parametrize("rule", own_detectors(JobKind.PIPELINE), ids=lambda rule: str(rule.kind))

@@ -203,7 +203,6 @@ def test_plans_cost_what_the_simulator_says(skewed: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_bytes_and_chunks_cost_what_the_formulas_say(tmp_path: Path) -> None:
     """Even loads that grow from step to step, so that base and slope of a transfer are known.
 

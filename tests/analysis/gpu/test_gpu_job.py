@@ -91,6 +91,23 @@ def test_events_that_nobody_recorded_are_inferred_and_said_to_be(tmp_path):
     assert left.compute_gap_s <= 10 * US
 
 
+def test_an_event_that_was_recorded_ties_what_precedes_it_to_what_follows_the_wait(tmp_path):
+    """It is recorded between the launches of two kernels: the other stream waits for the first one alone."""
+    events = [
+        launch(0, 1), kernel(GEMM, 10, 100, correlation=1),
+        event("cuda_runtime", "cudaEventRecord", 6, 1, correlation=5),
+        launch(8, 3), kernel("copy_kernel", 110, 100, correlation=3),
+        event("cuda_runtime", "cudaStreamWaitEvent", 14, 1, correlation=6),
+        event("cuda_sync", "Stream Wait Event", 14, 0, pid=0, tid=20, stream=20, correlation=6, wait_on_stream=7,
+              wait_on_cuda_event_record_corr_id=5),
+        launch(16, 2), kernel("optimizer_adam", 112, 40, correlation=2, stream=20),
+    ]  # fmt: skip
+    graph = load_ranks(tmp_path, {0: events}).graph.ops.to_networkx()
+    names = graph.nodes(data="name")
+    waits = [(names[before], names[after]) for before, after, why in graph.edges(data="why") if why == "event"]
+    assert waits == [(GEMM, "optimizer_adam")]
+
+
 def test_an_inferred_event_that_the_times_contradict_is_left_out(tmp_path):
     """The all-reduce runs while the product launched before it still does."""
     events = [launch(0, 1), kernel(GEMM, 10, 60, correlation=1), launch(8, 2), all_reduce(20, 30, correlation=2)]

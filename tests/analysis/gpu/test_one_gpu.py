@@ -121,6 +121,7 @@ def test_a_gap_is_what_the_launching_thread_does(name: str, tmp_path: Path) -> N
     assert {row["reason"]: row["seconds"] for row in found["idle_by_reason"]} == US(expected)
     assert (found["idle_s"], found["busy_s"], found["span_s"]) == US((200, 190, 390))
     assert {row["gaps"] for row in found["idle_by_reason"]} == {1}
+    assert [row["seconds"] for row in found["idle_by_reason"]] == US(sorted(expected.values(), reverse=True))
 
 
 def test_names_say_operator_call_and_line(tmp_path: Path) -> None:

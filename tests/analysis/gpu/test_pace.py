@@ -120,6 +120,23 @@ def test_a_job_that_is_not_trusted_promises_no_saving() -> None:
     assert all(fix.withheld is not None for fix in report.fixes)
 
 
+@pytest.mark.parametrize(
+    ("took", "usual_s"), [([0.5, 4.0, 4.5], 4.0), ([0.5, 4.0, 5.0, 5.2], 4.5)], ids=["of 3 peers", "of 4 peers"]
+)
+def test_the_pace_of_peers_is_their_median_for_each_op(took: list[float], usual_s: float) -> None:
+    """Each peer is fast at another op: at the median of every op, the slow rank still comes last."""
+    ops, rows = len(took), []
+    for rank in range(ops + 1):
+        turn = rank - (rank > 2)
+        mine = [10.0] * ops if rank == 2 else took[turn % ops :] + took[: turn % ops]
+        rows += [(0, rank, f"op {op}", sum(mine[:op]), mine[op], None) for op in range(ops)]
+        rows.append((0, rank, "all-reduce", sum(mine), 10.0 * ops + 1 - sum(mine), "the end"))
+    columns = ["step", "rank", "kind", "start", "duration", "rendezvous"]
+    report = report_of(pl.DataFrame(rows, columns, orient="row", infer_schema_length=None).with_columns(stream=0))
+    (found,) = report.findings
+    assert (found.where.ranks, found.saved_s) == ((2,), pytest.approx((10.0 - usual_s) * ops))
+
+
 def test_a_rank_alone_is_nobodys_straggler() -> None:
     report = report_of(of_one_slow_rank().filter(rank=2).with_columns(rendezvous=None))
     assert (report.verdict.culprit, report.verdict.kind) == (None, LossKind.BALANCED)

@@ -76,6 +76,12 @@ def test_the_sentence_has_both_clocks_and_both_doses() -> None:
     )
 
 
+def test_a_clock_that_predicts_more_than_twice_what_the_trace_shows_tells_nothing() -> None:
+    test = asked(exact(CLOCK, 1410, 1980), excess=0.1)
+    assert (test.verdict, test.missing) == (MetricVerdict.NOT_TESTABLE, ())
+    assert test.sentence.endswith("predicts 1.40x to 1.41x, the trace shows 1.10x: more than twice as much")
+
+
 @pytest.mark.parametrize(("since", "until"), [(0, 900), (100, 900), (0, 700), (200, 700)])
 def test_a_fault_that_goes_on_outside_of_the_trace_is_confirmed(since: float, until: float) -> None:
     """The past is the healthy part, or peers alone: never the same fault."""
@@ -168,8 +174,16 @@ def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
         "times do not overlap": (frame, "node-00", TimeSpan(BEGAN + 9000, BEGAN + 9300)),
         "a time zone would explain +2 h": (frame, "node-00", TimeSpan(BEGAN + 7500, BEGAN + 7700)),
         "hosts share a name": (other.with_columns(host=renamed.cast(pl.Categorical)), "node-00", DURING),
-        "two hosts share the name node-00": (other.with_columns(host=domains.cast(pl.Categorical)), "node-00", DURING),
-        "moved": (frame.with_columns(uuid=card.cast(pl.Categorical)), "node-00", DURING),
+        "two hosts share the name node-00: node-00.a, node-00.b": (
+            other.with_columns(host=domains.cast(pl.Categorical)),
+            "node-00",
+            DURING,
+        ),
+        "device GPU-1 moved: it is reported by node-00 and node-01": (
+            frame.with_columns(uuid=card.cast(pl.Categorical)),
+            "node-00",
+            DURING,
+        ),
     }
     for why, (spoilt, host, window) in asks.items():
         with case(why):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,8 +191,25 @@ def test_several_wrong_clocks_are_told_apart(slow_worker, offsets):
 def test_wrong_clocks_invent_no_cause(slow_worker):
     """Rank 7 is 131 ms behind, rank 0 100 ms ahead: the slow worker is the only cause beside the clocks."""
     wrong = shifted(shifted(slow_worker, (3, 1), -0.131), (0, 0), 0.1)
-    named = {cause.kind for cause in PipelineJob(wrong).whatif().findings}
-    assert named == {"bad-worker", "clock-error"}
+    report = PipelineJob(wrong).whatif()
+    assert {cause.kind for cause in report.findings} == {"bad-worker", "clock-error"}
+    assert clocks_in(report) == ["rank 0 ahead by 100.0 ms", "rank 7 behind by 131.0 ms"]
+
+
+@pytest.mark.parametrize(("jump_s", "way"), [(0.2, "forward"), (-0.2, "back")])
+def test_the_remark_says_when_a_clock_was_set_and_which_way(jump_s, way):
+    right = trace_of()
+    at = int(right.steps[7])
+    report = PipelineJob(shifted(right, (2, 1), jump=(at, jump_s))).whatif()
+    assert clocks_in(report) == [f"rank 24 set {way} by 200.0 ms at step {at}"]
+    assert clocks_in(PipelineJob(right).whatif()) == [""]
+
+
+def clocks_in(report) -> list[str]:
+    """The clocks of the remark, without the errors of their offsets, which are below 0.1 ms."""
+    end = ": corrected in all figures"
+    remarks = [remark.words.removesuffix(end) for remark in report.remarks if remark.words.endswith(end)]
+    return re.sub(r" ± \d+ us", "", ", ".join(remarks)).split(", ")
 
 
 def test_drifts_of_several_clocks(slow_worker):

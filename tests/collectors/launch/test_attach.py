@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -53,6 +54,31 @@ def test_only_steps_to_come_keep_others_from_recording():
     """Step 1 has ended; a recording without an end goes on beside others."""
     assert all(schedule.goes_on_after(1) for schedule in (RecordingSchedule(5, 9), RecordingSchedule(0, 3)))
     assert not any(schedule.goes_on_after(1) for schedule in (IDLE, RecordingSchedule(), RecordingSchedule(0, 2)))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "not a schedule; expected an object with some of every, first_step, last_step, length"),
+        ('{"first": 1}', "not a schedule; expected an object with some of every, first_step, last_step, length"),
+        ('{"every": 0}', "every is 0; expected an integer of at least 1"),
+        ('{"length": 0}', "length is 0; expected an integer of at least 1"),
+        ('{"first_step": -1}', "first_step is -1; expected an integer of at least 0"),
+        ('{"first_step": null}', "first_step is None; expected an integer of at least 0"),
+        ('{"last_step": true}', "last_step is True; expected an integer of at least 0"),
+        ('{"last_step": 2.5}', "last_step is 2.5; expected an integer of at least 0"),
+        ("[" * 100_000, "not a schedule, but JSON with thousands of brackets"),
+    ],
+)
+def test_what_is_no_schedule_says_why(text, why):
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}$"):
+        RecordingSchedule.parse(text)
+
+
+def test_a_schedule_names_the_steps_that_are_recorded():
+    every_third = RecordingSchedule.parse('{"first_step": 2, "last_step": 9, "every": 3, "length": 2}')
+    assert [step for step in range(12) if every_third.records(step)] == [2, 3, 5, 6, 8]
+    assert RecordingSchedule.parse('{"last_step": null, "every": 1, "length": 1, "first_step": 0}').records(10**6)
 
 
 @pytest.mark.slow

@@ -120,12 +120,15 @@ def test_what_explains_hangs_starts_when_half_the_time_is_over(watcher, clock, e
 
 
 def test_a_hang_is_said_once_and_the_report_kept(watcher, clock, tmp_path, capsys):
+    stored = []
+    watcher.keep = stored.append
     pulse(tmp_path, 0, 5)
     assert not stand_still(watcher, clock, 100.0)
     err = capsys.readouterr().err
     assert err.count("HANG  rank 1") == 1
     (kept,) = tmp_path.glob("reports/hang-*")
     assert {path.name for path in kept.iterdir()} == {"report.txt", "report.json"}
+    assert [(text.lines, [row.rank for row in text.report.culprits]) for text in stored] == [(("HANG  rank 1",), [1])]
 
 
 def test_a_command_is_to_end_where_that_is_asked(watcher, clock, tmp_path):
@@ -141,6 +144,28 @@ def test_a_rank_in_a_checkpoint_is_named_and_no_hang_for_ten_times_as_long(watch
     assert "but the job does not hang: rank 1 is in a checkpoint" in capsys.readouterr().err
     stand_still(watcher, clock, 260.0)
     assert "HANG  rank 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("phases", "words"),
+    [
+        (("checkpoint", "compilation"), "rank 0 is in a checkpoint; rank 1 is in a compilation"),
+        (4 * ("checkpoint",), "; ".join(f"rank {rank} is in a checkpoint" for rank in range(3))),
+        (("checkpoint", "step"), None),
+    ],
+    ids=["two", "four", "one of two"],
+)
+def test_only_if_all_who_are_waited_for_are_in_long_phases_is_it_no_hang(
+    phases, words, watcher, clock, explainer, tmp_path, capsys
+):
+    """Three of them are named, again every 20 s or so: ten times as long as a hang ends at 200 s."""
+    explainer.report = hang_with(*({"rank": rank, "phase": phase} for rank, phase in enumerate(phases))).to_dict()
+    pulse(tmp_path, 0, 5)
+    stand_still(watcher, clock, 180.0)
+    said = capsys.readouterr().err
+    patient = [line.partition("but the job does not hang: ")[2] for line in said.splitlines() if "not hang" in line]
+    assert patient == ([] if words is None else 8 * [words])
+    assert ("HANG  rank 1" in said) == (words is None)
 
 
 def test_a_watch_that_fails_says_so_once_and_the_command_goes_on(watcher, clock, explainer, tmp_path, capsys):

@@ -76,6 +76,44 @@ def test_a_reduction_is_cut_out_of_the_last_backward():
     assert ops_of(result, 0, OpKind.ALL_REDUCE) == [(40, 49)]
 
 
+#: Kinds of collectives that begin at 2 ms, before all computes, at 22 behind a forward, at 42 behind a backward, at 72
+#: behind the last one, and at 92 behind the optimizer. Those for which no call waits have no direction.
+DIRECTIONS = {2: "forward-collectives", 22: "forward-collectives", 42: "backward-collectives"}
+KINDS = {
+    ("allreduce", False): {72: "all-reduce", 92: "all-reduce"},
+    ("allreduce", True): {**DIRECTIONS, 72: "all-reduce", 92: "all-reduce"},
+    ("_reduce_scatter_base", False): {72: "grads-reduce-scatter", 92: "grads-reduce-scatter"},
+    ("_reduce_scatter_base", True): {**DIRECTIONS, 72: "grads-reduce-scatter", 92: "grads-reduce-scatter"},
+    ("_allgather_base", False): {2: "params-all-gather"},
+    ("_allgather_base", True): {**DIRECTIONS, 2: "params-all-gather", 72: "all-reduce"},
+    ("alltoall_base", False): dict.fromkeys((2, 22, 42, 72, 92), "all-to-all"),
+    ("broadcast", False): {},
+    ("broadcast", True): {**DIRECTIONS, 72: "all-reduce"},
+}
+
+
+@pytest.mark.parametrize(("name", "blocking"), KINDS)
+def test_what_a_collective_is_follows_from_its_name_and_from_the_computes_around_it(name, blocking):
+    fields = {"peer": 0, "flags": Flag.BLOCKING if blocking else 0}
+    begins = (2, 22, 42, 72, 92)
+    result = data_parallel(
+        [
+            compute("forward-compute", 10, 20),
+            compute("backward-compute", 30, 40),
+            compute("forward-compute", 50, 60, microbatch=1),
+            compute("backward-compute", 60, 70, microbatch=1),
+            (Category.OPTIMIZER, "optimizer", 80, 90, {}),
+            *((Category.COLLECTIVE, name, begin, begin + 4, fields) for begin in begins),
+        ]
+    )
+    named = {begin: kind for kind in OpKind for begin in begins if (begin, begin + 4) in ops_of(result, 0, kind)}
+    named = {begin: kind for begin, kind in named.items() if kind is not OpKind.HOST_DELAY}
+    assert named == KINDS[name, blocking]
+    without_kind = 2 * (len(begins) - len(named))
+    others = result.trace.metadata["collect"].get("other", {})
+    assert sum(other["count"] for other in others.values()) == without_kind
+
+
 def buckets(first_end, second_end, *, backward_end=40):
     """A step whose two buckets are launched at the end of the backward and run until then."""
     return [

@@ -37,6 +37,16 @@ def test_the_cost_of_each_block_is_that_beside_its_neighbours():
     assert "(180 recorded steps against those before and after, of 179 without)" in cost.sentence()
 
 
+def test_a_step_is_measured_in_seconds():
+    """Steps of 10 ms take 11 ms where two in ten are recorded; of each two, the first is not compared."""
+    on = RecordingSchedule(first_step=1, every=10, length=2).records
+    cost = recording_cost(recording([11.0 if on(step) else 10.0 for step in range(100)], on=on))
+    assert isinstance(cost, RecordingCost)
+    assert (cost.off_s, cost.error, cost.on_steps) == (pytest.approx(0.01), pytest.approx(0), 10)
+    assert cost.share == pytest.approx(0.1)
+    assert cost.sentence().startswith("recording costs 10.0% +- 0.0% of a step of 10.00 ms (10 recorded steps against")
+
+
 def test_the_error_is_what_steps_without_recording_vary_by():
     """Recording that costs nothing stays within three errors; 2 % of noise leave no room for a claim of less."""
     noise = np.random.default_rng(0).normal(1, 0.02, 600)

@@ -132,6 +132,17 @@ def test_offset_and_drift_are_fitted(offset, drift, noise):
     assert np.abs(fit.to_reference(times) - expected).max() <= 10 * (fit.uncertainty_ns + max(noise)) + 2
 
 
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_the_worse_half_of_the_samples_does_not_count(slow):
+    """Of 3, two count, of 5 three, and of 7 four: they are on a line, the others, which took longer, far from it."""
+    good = [ClockSample(at * 10**9, 1000 + 10 * at, 40 + 2 * at) for at in range(slow + 1)]
+    bad = [ClockSample(at * 10**9, 10**6 * at, 10_000) for at in range(slow)]
+    fit = fit_clock([*bad, *good])
+    assert (fit.local_ns, fit.samples) == (0, 2 * slow + 1)
+    assert (fit.offset_ns, fit.drift) == (pytest.approx(1000), pytest.approx(1e-8))
+    assert fit.uncertainty_ns == pytest.approx(20)
+
+
 def test_one_sample_gives_the_offset():
     """Without a second sample there is no drift."""
     fit = fit_clock([ClockSample(5, 100, 8)])
