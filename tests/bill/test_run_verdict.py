@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from benchmarks.writtenrun import EPOCH_S, WrittenRun
 from tests.bill.test_stored import stored, window
@@ -34,8 +34,9 @@ from tracekit.dashboards.words import (
     run_rows,
     run_sentence,
 )
+from tracekit.dashboards.words import since_words as since_of_run
 from tracekit.live.incident_words import since_words, utc
-from tracekit.report.conclusions import LossKind, RunCause, RunVerdict, State
+from tracekit.report.conclusions import CauseInWords, LossKind, RunCause, RunVerdict, State
 from tracekit.report.finding import kind_words
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming
@@ -479,3 +480,26 @@ def test_what_else_is_said_of_a_run_and_what_to_do_about_it() -> None:
              for causes in ((), (run_cause(state=State.OVER),))]  # fmt: skip
     assert tones == [Tone.GOOD, Tone.UNSURE]
     assert run_headline(structs.replace(report, run=verdict_on(recorded_s=0.0)), UTC) is None
+
+
+def test_the_leading_cause_of_the_newest_window_says_since_when_it_acts_on_the_run() -> None:
+    """Its window begins with step 50, the cause with step 40; one that begins in the window says nothing."""
+    leading = CauseInWords("bad-worker", None, "", "", "", "", None, (1,), ("a",), (), 1.0, 0.2, 0.9, None, None)
+    step = {"step": 50, "slowdown": None, "recorded_s": 1.0, "original_s": 1.0, "ideal_s": 1.0, "lost_s": 0.0}
+    report = report_with(by_step=[step], answer={"accounts": [to_builtins(leading)]})
+
+    def said(*causes: RunCause, **more: Any) -> str:
+        return since_of_run(structs.replace(report, run=verdict_on(*causes, **more)))
+
+    assert said(run_cause()) == "; since step 40, 2023-11-14 22:13:20 UTC"
+    assert said(run_cause(ranks=(2,)), run_cause(since=None)) == "; since step 40"
+    assert said(run_cause(first_step=49)).startswith("; since step 49,")
+    silent = [(), (run_cause(ranks=(2,)),), (run_cause(first_step=50),), (run_cause(first_step=None),)]
+    assert [said(*causes) for causes in silent] == [""] * 4
+    assert said(run_cause(), windows=1) == ""
+    # A cause of the newest window is in one other window less than it is in windows.
+    assert elsewhere_words(verdict_on(run_cause(), run_cause(ranks=(2,), windows=1)), report) == (
+        "2 other windows name rank 1 on a, steps 40 to 66; 1 other window names rank 2 on a, steps 40 to 66"
+    )
+    assert elsewhere_words(verdict_on(run_cause(windows=1)), report) is None
+    assert run_advice(verdict_on(run_cause()), report) is None  # the report on the newest window has it
