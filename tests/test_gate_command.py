@@ -251,7 +251,7 @@ def test_what_cannot_be_compared_or_understood_is_one_line(tmp_path: Path, runs:
         "no baseline": ((slow, "--baseline", tmp_path / "gone.parquet"), "gone.parquet"),
         "no job": ((slow, "--baseline", f"{tmp_path}:gone"), "gone"),
         "limit": ((slow, "--baseline", healthy, "--max-regression", "three"), "expected a share such as 3% or 0.03"),
-        "twice": ((slow, "--baseline", healthy, "--noise", "2"), "--noise '2'; expected less than 100%"),
+        "whole": ((slow, "--baseline", healthy, "--noise", "100%"), "--noise '100%'; expected less than 100%"),
         "noise": ((slow, "--baseline", healthy, "--noise", "some"), "--noise 'some'; expected a share such as 3%"),
         "negative": ((slow, "--baseline", healthy, "--max-regression=-3%"), "expected a share such as 3% or 0.03"),
         "part": ((slow, "--baseline", healthy, "--part", "attention"), "no part is called attention; there are step"),

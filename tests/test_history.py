@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 
 from tests.handmade import LAYOUT, healthy_frame, run
-from tracekit.analysis.job.history import _shift, history_of
+from tracekit.analysis.job.history import FEWEST_WINDOWS, History, Slower, _shift, history_of
 from tracekit.base.errors import ExitCode
+from tracekit.dashboards.terminal.details import print_history
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
 from tracekit.trace.canonical import Trace
@@ -151,3 +154,36 @@ def test_simulated_hosts_that_become_slower_by_a_twentieth_are_found(tmp_path: P
     found = history_of(stored(tmp_path, make, 8))
     assert found.hosts == len(found.slower) > 0
     assert all(one.change == pytest.approx(0.05, abs=0.01) and one.since_window == 5 for one in found.slower)
+
+
+def test_the_terminal_says_of_each_slower_host_how_much_and_since_when() -> None:
+    def printed(history: History) -> list[str]:
+        console = Console(file=io.StringIO(), width=100)
+        print_history(history, console)
+        assert isinstance(console.file, io.StringIO)
+        return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+    here = Slower("node-a", (0, 1), 0.25, 0.3, 0.2, "job", 7, (7, 3), 1e-9)
+    before = Slower("node-b", (2, 3), 0.2, 0.25, 0.25, "job-of-yesterday", 12, (12, 3), 1e-9)
+    since = History("job", 10, 3, 10, (before, here), 12.345)
+    assert printed(since) == [
+        "Host computes before change since",
+        "node-b 250.0 ms 200.0 ms +25.0% window 12 of job-of-y...",
+        "node-a 300.0 ms 250.0 ms +20.0% window 7",
+        "As fast as they used to be, the job would save 12.3 GPU-hours a day.",
+    ]
+    together = printed(History("job", 10, 2, 10, (here, here), 1.0))
+    assert together[-1].startswith("All became slower at once: compare their work first")
+    assert printed(History("job", 10, 3, 10)) == [
+        f"Of 3 nodes with the same work in {FEWEST_WINDOWS} windows, none is slower than it was."
+    ]
+    assert printed(History("job", 10, 0, 10)) == [
+        f"There is no node with the same work in {FEWEST_WINDOWS} windows, so none could be compared."
+    ]
+
+
+def test_hosts_are_slower_at_once_if_all_of_several_are_since_one_window() -> None:
+    first, later = (Slower(f"node-{since}", (), 1.0, 2.0, 1.0, "job", since, (9, 3), 0.0) for since in (7, 8))
+    cases = {(2, first, first): True, (2, first, later): False, (3, first, first): False, (1, first): False}
+    for (hosts, *slower), together in cases.items():
+        assert History("job", 10, hosts, 10, tuple(slower)).all_slower == together

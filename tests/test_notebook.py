@@ -26,6 +26,7 @@ from tracekit.dashboards.documents.card import answer_of
 from tracekit.dashboards.documents.page import page
 from tracekit.dashboards.figures import plots as report_plot
 from tracekit.dashboards.figures.plots import Plots
+from tracekit.dashboards.theme import LIGHT
 from tracekit.report.report import Report
 from tracekit.sources.load import load
 from tracekit.trace.canonical import Trace
@@ -141,6 +142,44 @@ def test_the_critical_path_takes_all_of_the_step(slow: PipelineJob) -> None:
     np.testing.assert_allclose(ends[:-1], [base for base, _, _ in bars[1:]])
     (slow_row,) = (at for at, name in enumerate(drawn.layout.yaxis.ticktext) if name == "rank 1 on b")
     assert sum(x for _, x, y in bars if y == slow_row) >= 10_000.0
+
+
+def test_bars_of_a_step_lie_in_their_lanes_with_what_they_are_and_how_slow(slow: PipelineJob) -> None:
+    """Computes above communication, recorded above ideal; rank 0 sends its second microbatch from 2.5 to 3 s, of which
+    it waits 0.25 s for the recv.
+    """
+    timeline, path = tracekit.plot(slow).timeline(8), tracekit.plot(slow).critical_path(3)
+    bars = {
+        text.replace("<br>", ", "): (trace.name, *numbers)
+        for trace in timeline.data[:-1]
+        for text, *numbers in zip(trace.text, trace.base, trace.x, trace.y, trace.offset, trace.width, strict=True)
+        if numbers[2] == 0
+    }
+    assert bars["recorded: forward-compute, 500.00 ms + 1,000.00 ms, 1.00 times what its peers take"] == (
+        "up to 1.1 x", 500, 1000, 0, -0.3, 0.26)  # fmt: skip
+    send = "recorded: forward-send, 2,500.00 ms + 500.00 ms, 250.00 ms of it waiting, 1.00 times what its peers take"
+    assert bars[send] == ("up to 1.1 x", 2750, 250, 0, -0.1, 0.1)
+    assert {name: bar[4:] for name, bar in bars.items() if name.startswith("ideal: params")} == {
+        "ideal: params-all-gather, 0.00 ms + 500.00 ms, 1.00 times what its peers take": (0.34, 0.1)}  # fmt: skip
+    assert {bar[4:] for name, bar in bars.items() if name.startswith("ideal: forward-compute")} == {(0.14, 0.26)}
+    waiting = timeline.data[-1]
+    waits = zip(waiting.base, waiting.x, waiting.y, waiting.offset, waiting.width, strict=True)
+    assert (2500, 250, 0, -0.1, 0.1) in [*waits]
+    layout = timeline.layout
+    assert (layout.xaxis.title.text, layout.height) == (
+        "milliseconds of step 8; recorded above ideal", 96 + 4 * 46 + report_plot._TITLE_PX)  # fmt: skip
+    assert [(end.x0, end.line.width, end.line.color) for end in layout.shapes] == [
+        (15_500, 1.5, LIGHT.recorded), (pytest.approx(13_500), 1.5, LIGHT.ideal)]  # fmt: skip
+    line, usual, twice = path.data
+    assert list(line.x) == pytest.approx(
+        [0, *(at for at in (500, 2500, 2750, 3750, 5750, 6000, 10_000, 10_250, 14_250, 14_750, 15_000)
+              for _ in range(2)), 15_500]
+    )  # fmt: skip
+    assert list(line.y[::2]) == [1, 1, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0]
+    assert [(trace.name, len(trace.x)) for trace in (usual, twice)] == [("up to 1.1 x", 9), ("2-3 x", 3)]
+    assert twice.text[0] == "forward-compute<br>500.00 ms + 2,000.00 ms<br>2.00 times what its peers take"
+    assert ({*twice.offset}, {*twice.width}) == ({-0.3}, {0.6})
+    assert path.layout.yaxis.range == (2.5, -0.5)
 
 
 def test_a_figure_is_titled_with_its_job(slow: PipelineJob, plots: Plots, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from msgspec import structs, to_builtins
 
 from benchmarks.writtenrun import EPOCH_S, WrittenRun
 from tests.bill.test_stored import stored, window
@@ -18,13 +19,25 @@ from tests.dashboards.watched import write_watched
 from tests.handmade import HEALTHY_STEP_S, SLOW_STEP_S, findings_of, healthy_frame, run, slow_frame
 from tests.live.beside import Beside
 from tests.older_stores import as_version_6
+from tests.reports import report_with
 from tracekit.base.errors import ExitCode
 from tracekit.base.text import ranks_text
 from tracekit.bill.account import account_of, accused_of_run, bill_of_store, run_of, run_of_job
 from tracekit.commands.mcp import who, why_slow
-from tracekit.dashboards.words import coverage_words, run_sentence
+from tracekit.dashboards.browser.ui.sentences import Tone, run_headline
+from tracekit.dashboards.words import (
+    cause_sentence,
+    coverage_words,
+    elsewhere_words,
+    run_advice,
+    run_kind,
+    run_rows,
+    run_sentence,
+)
+from tracekit.dashboards.words import since_words as since_of_run
 from tracekit.live.incident_words import since_words, utc
-from tracekit.report.conclusions import RunCause, RunVerdict, State
+from tracekit.report.conclusions import CauseInWords, LossKind, RunCause, RunVerdict, State
+from tracekit.report.finding import kind_words
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.store.care import repair
@@ -385,3 +398,118 @@ def test_a_damaged_report_takes_advice_away(tmp_path: Path) -> None:
     (store.path / "jobs" / "1" / "1.report.json").write_text("{")
     (cause,) = json.loads(run("whatif", "--store", store.path, "--job", "job", "--json").out)["run"]["causes"]
     assert (cause["ranks"], cause["do"]) == ([SLOW_RANK], None)
+
+
+#: 2023-11-14 22:13:20 UTC.
+BEGAN = 1_700_000_000.0
+
+
+def run_cause(**more: Any) -> RunCause:
+    """Rank 1 on a, 90 of 600 s; in three windows from step 40 to 66, for 560 s; it goes on."""
+    usual = RunCause(
+        kind=LossKind.STRAGGLER, cause="bad-worker", ranks=(1,), hosts=("a",), lost_s=90.0, lost_share=0.15,
+        gpu_hours_lost=0.1, first_step=40, last_step=66, since=BEGAN, until=BEGAN + 560, state=State.OPEN, windows=3,
+        worst_window=2, worst_share=0.25, redone_s=0.0, do="Check rank 1",
+    )  # fmt: skip
+    return structs.replace(usual, **more)
+
+
+def verdict_on(*causes: RunCause, **more: Any) -> RunVerdict:
+    """Eight windows of 600 s, of which 120 s are lost."""
+    usual = RunVerdict(
+        first_step=0, last_step=99, windows=8, wall_s=600.0, covered_share=0.95, recorded_s=570.0, lost_s=120.0,
+        lost_share=0.2, gpu_hours_lost=0.5, causes=causes, ended=None, notes=(),
+    )  # fmt: skip
+    return structs.replace(usual, **more)
+
+
+def test_a_cause_is_told_with_its_cost_its_steps_and_its_time() -> None:
+    def told(cause: RunCause, *others: RunCause, **more: Any) -> str:
+        return cause_sentence(cause, UTC, verdict_on(cause, *others, **more))
+
+    clock = "from 22:13:20 to 22:22:40 UTC"
+    usual = f"rank 1 on a cost 15.0% of the run, steps 40 to 66, {clock}; it goes on"
+    assert told(run_cause()) == usual
+    assert told(run_cause(state=State.OVER), windows=1) == usual.removesuffix("; it goes on")
+    assert told(run_cause(state=State.OVER)).endswith("; it is over")
+    assert told(run_cause(state=State.ENDED)).endswith("; it lasted until the job ended")
+    assert "15.0% of the chosen range, steps" in told(run_cause(), of_windows=20)
+    sparse = told(run_cause(), covered_share=0.49, recorded_s=180.0)
+    assert "cost 15.0% of the run (50.0% of its recorded steps), steps 40" in sparse
+    assert "recorded steps" not in told(run_cause(), covered_share=0.5, recorded_s=180.0)
+    assert told(run_cause(), wall_s=0.0).startswith("rank 1 on a cost 0.0% of the run")
+    assert told(run_cause(), run_cause(cause="python-gc")).startswith("rank 1 on a, slow rank, cost 15.0%")
+    assert told(run_cause(hosts=("a", "b"), ranks=(1, 2))).startswith("ranks 1-2 cost 15.0%")
+    assert told(run_cause(ranks=(), cause="unexplained")).startswith("straggler losses without a known cause cost")
+    comes = told(run_cause(clear_windows=2, first_step=40, last_step=40))
+    assert f"of the run, step 40 in 3 of 5 windows, {clock}" in comes
+    assert told(run_cause(since=None, last_step=None)) == "rank 1 on a cost 15.0% of the run; it goes on"
+    assert "from 22:13 to 22:23 UTC" in told(run_cause(until=BEGAN + 600))
+    assert "from 2023-11-14 22:13 to 2023-11-15 22:13 UTC" in told(run_cause(until=BEGAN + 86_400))
+
+
+def test_what_else_is_said_of_a_run_and_what_to_do_about_it() -> None:
+    """Of further causes, three that cost 0.5 % of the run or more."""
+    others = [run_cause(ranks=(rank,), hosts=(), lost_share=share)
+              for rank, share in ((2, 0.1), (3, 0.005), (4, 0.004), (5, 0.01), (6, 0.01))]  # fmt: skip
+    small = run_cause(ranks=(9,), worst_share=0.04)
+    step = {"slowdown": None, "recorded_s": 1.0, "original_s": 1.0, "ideal_s": 1.0, "lost_s": 0.0}
+    run = verdict_on(run_cause(), small, *others, notes=("the clock of a", "other"), covered_share=0.89)
+    report = structs.replace(report_with(by_step=[step | {"step": number} for number in (98, 99)]), run=run)
+    rows = [(name, words.partition(" cost")[0]) for name, words in run_rows(report)]
+    assert rows == [
+        ("Then", "rank 2"), ("", "rank 3"), ("", "rank 5"),
+        ("Lost", "0.5 GPU-hours in all, 20.0% of the run; `tracekit bill` has every hour"),
+        ("Do", "Check rank 1"),
+        ("Covers", "89% of 600.00 s: the rest, such as the start, is in no analysed window; the clock of a"),
+        ("Now", "steps 98 to 99: balanced: "),
+    ]  # fmt: skip
+    assert not [*run_rows(structs.replace(report, run=verdict_on(windows=1)))]
+    assert [name for name, _ in run_rows(structs.replace(report, run=verdict_on(lost_s=0.0)))] == ["Now"]
+    assert coverage_words(verdict_on(of_windows=20)) == "8 of 20 windows, steps 0 to 99"
+    states = ((State.OPEN, None), (State.OVER, None), (State.OVER, "done"), (State.ENDED, "done"))
+    assert [run_advice(verdict_on(run_cause(state=state), ended=ended), report) for state, ended in states] == [
+        "Check rank 1", "should it come back: check rank 1", "before the next run: check rank 1",
+        "before the next run: check rank 1",
+    ]  # fmt: skip
+    assert run_advice(verdict_on(run_cause(do=None)), report) is None
+    assert run_advice(verdict_on(), report) is None
+    assert elsewhere_words(verdict_on(run_cause(), run_cause(ranks=(), cause="python-gc", windows=1)), report) == (
+        "3 other windows name rank 1 on a, steps 40 to 66; 1 other window names"
+        f" {kind_words('python-gc')}, steps 40 to 66"
+    )
+    assert run_sentence(verdict_on(small)) == "nothing costs 5% of any window; 20.0% of the run is lost in all"
+    assert [run_kind(verdict_on(*causes)) for causes in ((), (small,), (run_cause(),))] == [
+        LossKind.BALANCED, LossKind.BALANCED, LossKind.STRAGGLER]  # fmt: skip
+    headline = run_headline(report, UTC)
+    assert headline is not None
+    assert (headline.badge, headline.tone) == ("straggler, 20.0% of the run lost", Tone.BAD)
+    assert headline.sentence.startswith("Rank 1 on a cost 15.0% of the run, ")
+    assert headline.sentence.endswith("; it goes on.")
+    tones = [run_headline(structs.replace(report, run=verdict_on(*causes)), UTC).tone
+             for causes in ((), (run_cause(state=State.OVER),))]  # fmt: skip
+    assert tones == [Tone.GOOD, Tone.UNSURE]
+    assert run_headline(structs.replace(report, run=verdict_on(recorded_s=0.0)), UTC) is None
+
+
+def test_the_leading_cause_of_the_newest_window_says_since_when_it_acts_on_the_run() -> None:
+    """Its window begins with step 50, the cause with step 40; one that begins in the window says nothing."""
+    leading = CauseInWords("bad-worker", None, "", "", "", "", None, (1,), ("a",), (), 1.0, 0.2, 0.9, None, None)
+    step = {"step": 50, "slowdown": None, "recorded_s": 1.0, "original_s": 1.0, "ideal_s": 1.0, "lost_s": 0.0}
+    report = report_with(by_step=[step], answer={"accounts": [to_builtins(leading)]})
+
+    def said(*causes: RunCause, **more: Any) -> str:
+        return since_of_run(structs.replace(report, run=verdict_on(*causes, **more)))
+
+    assert said(run_cause()) == "; since step 40, 2023-11-14 22:13:20 UTC"
+    assert said(run_cause(ranks=(2,)), run_cause(since=None)) == "; since step 40"
+    assert said(run_cause(first_step=49)).startswith("; since step 49,")
+    silent = [(), (run_cause(ranks=(2,)),), (run_cause(first_step=50),), (run_cause(first_step=None),)]
+    assert [said(*causes) for causes in silent] == [""] * 4
+    assert said(run_cause(), windows=1) == ""
+    # A cause of the newest window is in one other window less than it is in windows.
+    assert elsewhere_words(verdict_on(run_cause(), run_cause(ranks=(2,), windows=1)), report) == (
+        "2 other windows name rank 1 on a, steps 40 to 66; 1 other window names rank 2 on a, steps 40 to 66"
+    )
+    assert elsewhere_words(verdict_on(run_cause(windows=1)), report) is None
+    assert run_advice(verdict_on(run_cause()), report) is None  # the report on the newest window has it

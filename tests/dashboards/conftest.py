@@ -5,19 +5,23 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from werkzeug.serving import make_server
 
 from tests.dashboards.tabs import PATIENCE_MS, Tabs
-from tests.handmade import run
+from tests.dashboards.watched import analysed
+from tests.handmade import LAYOUT, healthy_frame, run, slow_frame
 from tests.made_once import made_once
 from tracekit.dashboards.browser.web.access import Access
 from tracekit.dashboards.browser.web.app import make_app
+from tracekit.store import Store
+from tracekit.trace.canonical import Trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 CHROMIUM = Path("/usr/bin/chromium-headless-shell")
@@ -70,6 +74,23 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ran = run("import", *sorted(folder.glob("*.parquet")), "--store", store)
     assert ran.code == 0, ran.message
     return store
+
+
+@pytest.fixture(scope="session")
+def handmade_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with a slow job and a healthy one of two steps, and one that is repaired from step 4 of 8 on; rank 1, the
+    slow one, is alone on b.
+    """
+    store = Store(tmp_path_factory.mktemp("handmade") / "s.store")
+    jobs = {
+        "slow": slow_frame(range(2)),
+        "repaired": pl.concat([slow_frame(range(4)), healthy_frame(range(4, 8))]),
+        "fine": healthy_frame(range(2)),
+    }
+    hosts = {"hosts": {"0": "a", "1": "b", "2": "a", "3": "c"}}
+    for name, ops in jobs.items():
+        store.append(analysed(replace(Trace.from_frame(ops, LAYOUT, name=name), metadata=hosts)))
+    return store.path
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
 from tracekit.fleet.analyse import machines_of
-from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, interval, quantiles
+from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, interval, quantiles, ratio, samples_of
 from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
@@ -81,6 +82,87 @@ def test_shares_are_of_jobs_and_of_gpu_hours_and_jobs_left_out_count_nowhere(tmp
     ours = {one.name: one.ours for one in found.paper}
     assert (ours["jobs with S >= 1.1"], ours["GPU-hours lost"]) == (0.5, 0.375)
     assert {one.status for one in found.paper} == {"as reported"}
+
+
+def test_patterns_groups_and_the_figures_of_the_paper_are_shares_of_jobs_and_of_hours(tmp_path: Path) -> None:
+    """Jobs a to d: S = 2, 2, 1 and 1.25; 100, 300, 400 and 200 GPU-hours, of which 50, 150, 0 and 40 are lost.
+
+    The paper has no jobs as small as a. Weeks begin on Thursdays, like 1970: the first of these on 2008-05-01.
+    """
+    begin = 2000.0 * 7 * 86_400
+    facts = [
+        {"gpus": 127, "dp": 128, "started_at": begin, "gpu_model": "H100", "time_pattern": "persistent",
+         "space_pattern": "one-worker", "m_w": 0.6, "m_s": 0.1, "forward_backward_correlation": 0.5},
+        {"gpus": 128, "dp": 127, "started_at": begin + 604_799, "gpu_model": "H100", "time_pattern": "transient",
+         "space_pattern": "one-stage", "m_w": 0.5, "m_s": 0.5, "forward_backward_correlation": 0.9},
+        {"gpus": 256, "started_at": begin + 604_800, "time_pattern": "none", "space_pattern": "diffuse",
+         "m_w": 0.7, "m_s": 0.7, "forward_backward_correlation": 0.95},
+        {"gpus": 8192, "dp": 128, "gpu_model": "A100", "time_pattern": "persistent"},
+    ]  # fmt: skip
+    columns = dict.fromkeys(name for row in facts for name in row)
+    sizes = zip("abcd", (2.0, 2.0, 1.0, 1.25), (100, 300, 400, 200), facts, strict=True)
+    machines = [("a", "h1", "compute", 2.0), ("b", "h1", "network", 1.0), ("b", "h2", "compute", 2.5),
+                ("c", "h3", None, None)]  # fmt: skip
+    planned = {"kind": "planned-gc", "title": "t", "bound": False, "cause": "python-gc"}
+    study = write_study(
+        tmp_path / "study",
+        jobs=[job(name, slowdown, hours, **columns | row) for name, slowdown, hours, row in sizes],
+        machines=[dict(zip(("job", "machine", "part", "cost_s"), row, strict=True), kind="host") for row in machines]
+        + [{"job": "c", "machine": "u1", "part": "compute", "cost_s": 9.0, "kind": "gpu"}],
+        causes=[{"job": "d", "kind": "python-gc", "title": "gc", "lost_gpu_hours": 2.0},
+                {"job": "c", "kind": "python-gc", "title": "gc", "lost_gpu_hours": 3.9}],
+        fixes=[{"job": name, "saved_s": saved_s, **planned} for name, saved_s in (("a", 9.0), ("b", 4.0), ("d", 2.0))],
+    )  # fmt: skip
+    found = figures_of(study)
+    assert found.patterns.rows() == [
+        ("over steps", "none", 0.25, 0.4, 0.0),
+        ("over steps", "persistent", 0.5, 0.3, 90.0),
+        ("over steps", "transient", 0.25, 0.3, 150.0),
+        ("over workers", "one-worker", 0.25, 0.1, 50.0),
+        ("over workers", "one-stage", 0.25, 0.3, 150.0),
+        ("over workers", "diffuse", 0.25, 0.4, 0.0),
+        ("straggling because of", "the slowest 3% of workers, half of it or more", 0.5, 0.4, 200.0),
+        ("straggling because of", "the last stage, half of it or more", 0.25, 0.3, 150.0),
+        ("straggling because of", "sequence lengths (r >= 0.9)", 0.25, 0.3, 150.0),
+        ("straggling because of", "garbage collection (a cause)", 0.25, 0.2, pytest.approx(40.0)),
+    ]
+    assert found.causes.select("kind", "jobs", "lost_gpu_hours", "lost").rows() == [("python-gc", 1, 2.0, 0.002)]
+    assert {name: rows.rows() for name, rows in found.groups.items() if name != "team"} == {
+        "size": [("33 to 128", 2, 1.0, 400.0, 200.0, 0.5), ("129 to 256", 1, 0.0, 400.0, 0.0, 0.0),
+                 ("4,097 to 8,192", 1, 1.0, 200.0, pytest.approx(40.0), pytest.approx(0.2))],
+        "week": [("2008-05-01", 2, 1.0, 400.0, 200.0, 0.5), ("2008-05-08", 1, 0.0, 400.0, 0.0, 0.0)],
+        "gpu_model": [("H100", 2, 1.0, 400.0, 200.0, 0.5),
+                      ("A100", 1, 1.0, 200.0, pytest.approx(40.0), pytest.approx(0.2)),
+                      ("unknown", 1, 0.0, 400.0, 0.0, 0.0)],
+        "host": [("h2", 1, 75.0), ("h1", 2, 50.0)],
+    }  # fmt: skip
+    assert [(row.ours and round(row.ours, 6), row.unit, row.jobs) for row in found.paper] == [
+        (0.666667, "share", 3), (0.211111, "share", 3), (0.2, "share", 3), (0.2, "share", 3), (0.5, "share", 2),
+        (2.0, "S", 1), (0.666667, "share", 3), (0.666667, "share", 3), (1.5, "S", 2), (0.2, "share", 1),
+    ]  # fmt: skip
+    assert [row.name for row in found.paper][2:4] == [
+        "lost at least by the worst 10% of jobs", "lost at least by the worst 1% of jobs"]  # fmt: skip
+
+
+def test_a_quantile_is_the_smallest_value_that_covers_its_share_of_jobs_or_of_hours() -> None:
+    columns = {"slowdown": [4.0, 1.0, 2.0, None], "waste": [0.75, 0.0, 0.5, None], "gpu_hours": [10.0, 70.0, 20.0, 5.0]}
+    jobs = pl.DataFrame(columns)
+    assert quantiles(jobs, (0.5, 2 / 3, 0.7, 0.9, 0.95)).rows() == [
+        (0.5, 2.0, 1.0, 0.5, 0.0), (2 / 3, 2.0, 1.0, 0.5, 0.0), (0.7, 4.0, 1.0, 0.75, 0.0), (0.9, 4.0, 2.0, 0.75, 0.5),
+        (0.95, 4.0, 4.0, 0.75, 0.75),
+    ]  # fmt: skip
+    assert np.isnan(quantiles(jobs.clear(), (0.5,)).row(0)[1:]).all()
+
+
+def test_fewer_samples_are_drawn_of_more_jobs() -> None:
+    assert [samples_of(jobs) for jobs in (0, 1, 20_000, 40_000, 200_000, 10**7)] == [2000, 2000, 2000, 1000, 200, 200]
+
+
+def test_a_share_of_nothing_is_unknown() -> None:
+    none, two = np.zeros(2), np.array([1.0, 3.0])
+    assert np.isnan(astuple(ratio(none, none, none, none))).all()
+    assert astuple(ratio(two, two * 2, np.array([1.0, 2.0, 5.0]), np.array([4.0, 4.0, 0.0]))) == (
+        0.5, pytest.approx(0.25 + 0.025 * 0.25), pytest.approx(0.5 - 0.025 * 0.25))  # fmt: skip
 
 
 def test_the_bootstrap_has_the_spread_that_theory_says() -> None:

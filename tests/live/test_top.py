@@ -18,6 +18,7 @@ from tests.test_incidents import STANDS
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.dashboards.terminal.tables import merged_map
+from tracekit.dashboards.terminal.top import TopState, frame
 from tracekit.store import Incoming, Store
 from tracekit.store.incidents import IncidentChange
 from tracekit.trace.facts import STEP_VALUES
@@ -134,3 +135,14 @@ def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:
     said = run("store", "top", "live", "--store", store.path, "--once").out
     assert said.startswith("live   no window yet\n")
     assert "rank 5 on node-b" in said
+
+
+def test_the_age_of_a_window_is_never_below_zero(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(window(0, analysed=True))
+    state = TopState.of(store, "live")
+    added_s = state.windows["added_at"][-1]
+    for later_s, age in ((7.4, "7 s ago"), (0.0, "0 s ago"), (-100.0, "0 s ago")):
+        console = Console(file=StringIO(), width=80)
+        console.print(frame(state, added_s + later_s))
+        assert console.file.getvalue().splitlines()[0].rstrip().endswith(age)

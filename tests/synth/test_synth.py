@@ -394,6 +394,20 @@ class TestCauses:
         assert coverage.worker_steps_expected - coverage.worker_steps_traced == 3
         assert coverage.missing_workers == ()
 
+    def test_exactly_the_ops_of_missing_ranks_and_steps_are_missing(self):
+        def workers_and_steps(*causes):
+            return set(job(causes).ops.select(pl.col("dp_rank", "pp_rank", "step").cast(pl.Int64)).unique().rows())
+
+        whole = workers_and_steps()
+        steps, workers = sorted({step for *_, step in whole}), sorted({row[:2] for row in whole})
+        lost = whole - workers_and_steps(MissingSteps(dp_rank=1, pp_rank=3, position=2, count=3))
+        assert lost == {(1, 3, step) for step in steps[2:5]}
+        lost = whole - workers_and_steps(MissingSteps(count=1, dp_rank=0, pp_rank=0, position=0))
+        assert lost == {(0, 0, steps[0])}
+        last = workers[-1]
+        lost = whole - workers_and_steps(MissingRanks(dp_rank=last[0], pp_rank=last[1], count=2))
+        assert lost == {(*worker, step) for worker in (last, workers[0]) for step in steps}
+
     def test_packed_lengths_have_the_long_tail_of_real_corpora(self):
         from tracekit.synth.injected_causes import PACKED_TOKENS, packed_squares
 

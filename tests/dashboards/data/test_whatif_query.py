@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from tracekit.base.errors import SelectionError
 from tracekit.dashboards.browser.data.replays import (
     LONGEST_SELECTION,
     MOST_KEPT,
+    MOST_STEPS,
     ChosenOps,
     QueryAction,
     WhatifQuery,
@@ -155,6 +157,38 @@ def test_a_link_is_suggested_by_both_its_ends() -> None:
     assert suggestions(report)[0].query == WhatifQuery(
         "dp_rank=3 and stage=1,2 and kind=forward-pp-comm,backward-pp-comm"
     )
+
+
+def test_each_place_of_a_cause_is_a_question_in_words() -> None:
+    """The first suggestion for a cause at that place; from more workers, links or steps than fit in words, none."""
+    nowhere: dict[str, Any] = {"workers": [], "host": None, "links": [], "pp_ranks": [], "steps": []}
+    workers = [{"dp_rank": 0, "pp_rank": stage} for stage in range(9)]
+    links = [{"dp_rank": 3, "pp_rank": stage, "next_pp_rank": stage + 1} for stage in range(3)]
+    named = {"dp_rank": 0, "pp_rank": 0, "rank": 6, "host": "a", "slowdown": 1.0, "slowdown_error": None,
+             "slowdown_approx": 1.0}  # fmt: skip
+
+    def first(**where: Any) -> tuple[str, str]:
+        report = report_with(by_worker=[named], causes=[{"kind": "bad-worker", "where": nowhere | where}])
+        suggested = suggestions(report)[0]
+        return suggested.title, suggested.query.selection
+
+    assert first(workers=workers[:1]) == ("Rank 6 on a like peers", "worker=0,0")
+    assert first(workers=workers[1:2]) == ("DP 0, stage 1 like peers", "worker=0,1")
+    of_eight = " or ".join(f"worker=0,{stage}" for stage in range(8))
+    assert first(workers=workers[:8]) == ("8 workers like peers", of_eight)
+    assert first(pp_ranks=[1, 2]) == ("Computes of stage 1,2 like peers", "stage=1,2 and compute")
+    assert first(pp_ranks=[3], chunks=[0, 1]) == (
+        "Computes of model chunk 0,1 of stage 3 like peers", "stage=3 and compute and chunk=0,1")  # fmt: skip
+    assert first(steps=[4, 7]) == ("Slow steps like others", "step=4,7")
+    general = first()
+    assert first(steps=list(range(MOST_STEPS + 1))) == first(workers=workers) == general
+    assert first(steps=list(range(MOST_STEPS)))[1].startswith("step=0,1,")
+    report = report_with(causes=[{"kind": "slow-p2p-link", "where": nowhere | {"links": links}}])
+    assert [each.query.selection.partition(" and kind")[0] for each in suggestions(report)] == [
+        "dp_rank=3 and stage=0,1", "dp_rank=3 and stage=1,2"]  # fmt: skip
+    same = {"kind": "bad-worker", "where": nowhere | {"steps": [4]}}
+    twice = [each.query.selection for each in suggestions(report_with(causes=[same, same]))]
+    assert twice.count("step=4") == 1
 
 
 def test_the_controls_show_the_selections_that_they_can_write() -> None:

@@ -180,3 +180,74 @@ def test_a_store_that_disappears_under_an_open_page_is_said_in_words(visit: Visi
         page.locator("#compare-content", has_text="is the store still there?").wait_for()
     finally:
         away.rename(serving.store)
+
+
+@pytest.fixture(scope="module")
+def handmade(handmade_store: Path) -> Pages:
+    return Pages(handmade_store)
+
+
+FIGURES = (
+    "Change | 95% interval | recorded step time | 15.50 s | 11.25 s | -4.25 s (-27.4%) | Lost a step | 4.25 s | 0.00"
+    " s |"
+    " -4.25 s (-100.0%) | Share lost | 27.4% | 0.0% | -27.4 points | GPU-hours lost a day | 26.3 | 0.0 | -26.3 |"
+)
+TOO_FEW = (
+    "Cannot tell: a recorded step takes 11.25 s instead of 15.50 s, 4.25 s (27.4%) less, but too few steps show how"
+    " much"
+    " they differ by chance; record at least 5 of both. | unknown |"
+)
+
+
+def test_the_parts_of_a_job_before_and_after_a_step_are_compared_figure_by_figure(handmade: Pages) -> None:
+    """Ideal is 12.375 s over all steps; rank 1 alone as recorded makes that 15.875 s where it is slow, 22 % more."""
+    said = " | ".join(handmade.lines("/compare", job="repaired", split="4"))
+    assert (
+        f"Did it help? | {TOO_FEW} Before: steps 0 to 3 | After: steps 4 to 7 | {FIGURES} Steps | 4 | 4 | 0 | Both"
+        f" parts"
+    ) in said
+    assert "The step was found in these same step times, which makes the interval a little too narrow." in said
+    times = (
+        (f"before | {step} | 15.5 | 4.25" for step in range(4)),
+        (f"after | {step} | 11.25 | 0" for step in range(4, 8)),
+    )
+    assert " | ".join(["recorded_s | lost_s", *times[0], *times[1]]) in said
+    assert " | ".join(["side | recorded_s", *["after | 11.25"] * 4, *["before | 15.5"] * 4]) in said
+    assert (
+        "Causes | Gone | No cause went away. | New | No cause is new. | Without a date: over the whole job | Worker"
+        " computes slower than its peers, rank 1 on b: costs 2.12 s a step, 99% sure |"
+    ) in said
+    assert "slowdown | 1 | 0 | 1.283 | 0 | 0 | 1 | 0 | 1 | 1 | 1 | 1 | 1 | After: what each" in said
+    assert said.endswith(
+        "slowdown | 0 | 0 | 1 | 0 | 1 | 1 | 1 | 0 | 1 | 1 | 1 | 1 | Workers that changed most | Rank | Host | DP rank,"
+        " stage | Costs alone, before | After | Change | 1 | b | dp 1, stage 0 | 22.0% | 0.0% | -22.0 points"
+    )
+    assert "expected one such as 100" in handmade.text("/compare", job="repaired", split="first")
+    assert "a little too narrow" not in handmade.text("/compare", job="repaired", split="3")
+
+
+def test_two_jobs_are_compared_figure_by_figure_with_what_op_kinds_and_stages_cost(handmade: Pages) -> None:
+    """Of the slow job, backwards alone cost 15 s less 13.5 s, forwards 0.25 s, stage 0 2.75 s; stage 1 saves 1.5 s."""
+    said = " | ".join(handmade.lines("/compare", job="fine", **{"with": "slow"}))
+    assert f"Did it help? | {TOO_FEW} Before: slow | After: fine | {FIGURES} Steps | 2 | 2 | 0 | Swap before" in said
+    assert (
+        "change_s | backward-compute | 1.5 | 0 | -1.5 | forward-compute | 0.25 | 0 | -0.25 | backward-pp-comm | 0 |"
+        " 0 | 0 |"
+    ) in said
+    assert "pp_rank | before_s | after_s | change_s | 0 | 2.75 | 0 | -2.75 | 1 | -1.5 | 0 | 1.5 | Step times" in said
+    assert (
+        "Gone | Worker computes slower than its peers, rank 1 on b: cost 4.25 s a step, 89% sure | New | No cause is"
+        " new."
+        " | Staying | No other cause. |"
+    ) in said
+    assert said.endswith("| 1 | b | dp 1, stage 0 | 16.9% | 0.0% | -16.9 points")
+    back = " | ".join(handmade.lines("/compare", job="slow", **{"with": "fine"}))
+    assert "| 11.25 s | 15.50 s | +4.25 s (+37.8%) | Lost a step | 0.00 s | 4.25 s | +4.25 s | Share lost |" in back
+    assert "| 0.0% | 27.4% | +27.4 points | GPU-hours lost a day | 0.0 | 26.3 | +26.3 |" in back
+    assert "New | Worker computes slower than its peers, rank 1 on b: costs 4.25 s a step, 89% sure |" in back
+    assert back.endswith("| 1 | b | dp 1, stage 0 | 0.0% | 16.9% | +16.9 points")
+    alike = handmade.lines("/compare", job="fine")
+    assert alike[-4:] == [
+        "No change point was found in this job. Choose the job before the change, or a step.",
+        "Jobs of the same layout", "repaired", "slow",
+    ]  # fmt: skip

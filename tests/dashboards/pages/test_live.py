@@ -19,6 +19,7 @@ from tests.dashboards.pages.test_hang import report
 from tests.dashboards.watched import HOSTS, analysed, trace, write_watched
 from tests.live.test_notify import PATIENCE_S, receiving
 from tests.test_store_windows import window
+from tracekit.dashboards.browser.ui.sentences import Tone
 from tracekit.live.incident_words import page_of
 from tracekit.live.receivers import Notifier
 from tracekit.live.watch import StoreChanges
@@ -269,6 +270,35 @@ def test_the_page_of_a_host_lists_its_jobs_and_what_it_cost_each_window(tmp_path
     (row,) = [row for row in rows if "over" in row and "slow rank" in row]
     assert row[:2] == ["over", "3"]
     assert "No job in this store says that it ran on this host." in pages.text("/hosts", host="nowhere")
+
+
+def test_hosts_are_told_by_their_jobs_and_what_they_cost_each(handmade_store: Path) -> None:
+    """Of three jobs on three hosts, b costs 27.4 and 15.9 % of a step of two: 4.25 of 15.5 s, and half of that."""
+    pages = Pages(handmade_store)
+    said = [" | ".join(pages.lines("/hosts", **state)) for state in ({}, {"q": "a"}, {"q": "zz"})]
+    all_hosts, one, none = said
+    assert (
+        "Last seen | b | culprit in 2 of its last 3 jobs | repaired | : slow rank | slow | : slow rank | 20"
+        in all_hosts
+    )
+    assert "| 2 more are not listed: they were the culprit less often, or never. Search for" in all_hosts
+    assert "Last seen | a | never the culprit in its last 3 jobs | 20" in one
+    assert none.endswith("No host | No host or GPU has 'zz' in its name. | All hosts")
+    told = " | ".join(pages.lines("/hosts", host="b"))
+    worst = "The culprit in 2 of its last 3 jobs; at worst it cost 27% of a window of slow."
+    assert f"All hosts | {worst} | What it cost" in told
+    jobs = told.partition("Causes on this host alone | Last window | ")[2]
+    rows = [["fine", "1", "0.0%", "none on this host alone"], ["repaired", "1", "15.9%", "slow rank"],
+            ["slow", "1", "27.4%", "slow rank"]]  # fmt: skip
+    assert [row.split(" | ")[:4] for row in re.split(r"UTC(?: \| |$)", jobs)[:-1]] == rows
+    page = pages.page("/hosts", host="b")
+    (drawn,) = (part for part in found(page, "Section", "hero"))
+    assert str(Tone.BAD) in drawn.className.split()
+    links = {"".join(lines(link)): link.href for link in found(page, "Link")}
+    assert links["slow"] == "/job?job=slow&window=0"
+    good = pages.page("/hosts", host="a")
+    assert "The culprit in 0 of its last 3 jobs." in lines(good)
+    assert [part.className.split()[-1] for part in found(good, "Section", "hero")] == [Tone.GOOD]
 
 
 @pytest.mark.every_push

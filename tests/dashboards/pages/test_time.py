@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,16 @@ from tests.dashboards.page_text import Pages, found
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
-from tracekit.dashboards.browser.data.life import Event, event_chart, read_differences, read_life
+from tracekit.dashboards.browser.data.life import (
+    Event,
+    cost_over_time,
+    event_chart,
+    losses,
+    on_the_clock,
+    rates,
+    read_differences,
+    read_life,
+)
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.theme import LIGHT
 from tracekit.store import Store
@@ -205,7 +215,76 @@ def test_a_kind_of_event_is_a_row_the_first_on_top_and_a_bar_leads_to_its_step()
     ]
     assert [href for (href,) in bars["customdata"]] == ["/3/None", "/2/7"]
     assert list(bars["marker"]["color"]) == [LIGHT.dimmed, LIGHT.slow[3]]
-    assert (axis["type"], axis["autorange"]) == ("category", "reversed")
+    assert (axis["type"], axis["autorange"], axis["showgrid"]) == ("category", "reversed", False)
+    assert list(bars["text"]) == ["another attempt", "rank 3"]
+    layout = drawn["layout"]
+    assert (layout["height"], layout["barmode"], layout["bargap"]) == (60 + 2 * 26, "overlay", 0.4)
+
+
+def test_a_rate_is_a_level_line_over_each_span_that_breaks_where_steps_are_missing() -> None:
+    """Step 4 from 10 to 10.5 s, the mean of steps 7 to 9 from 12 to 14 s; an incident from 10 to 11 s."""
+    columns = ("start_s", "end_s", "window", "step", "first_step", "last_step", "broken", "loss")
+    rows = [(10.0, 10.5, 2, 4, 4, 4, True, 0.5), (12.0, 14.0, 3, None, 7, 9, True, 0.25)]
+    spans = pl.DataFrame(rows, columns, orient="row")
+    events = (Event("incident", 10.0, 11.0, "rank 3"), Event("restart", 12.0, 12.0, "again"))
+    fig = rates(spans, "loss", LIGHT, "loss %{y}", lambda window, step: f"/{window}/{step}", events=events)
+    (line,), layout = fig.data, fig.layout
+    assert list(line.x) == [10_000, 10_500, 12_000, 12_000, 14_000]
+    assert list(line.y) == [0.5, 0.5, None, 0.25, 0.25]
+    first, second = ("/2/4", "step 4"), ("/3/None", "mean of steps 7 to 9")
+    assert [each and tuple(each) for each in line.customdata] == [first, first, None, second, second]
+    assert (line.mode, line.line.color, line.line.width) == ("lines", LIGHT.recorded, 2)
+    assert line.hovertemplate == "%{customdata[1]}: loss %{y}<extra></extra>"
+    (band,) = layout.shapes
+    assert (band.x0, band.x1, band.y0, band.y1, band.yref) == (10_000, 11_000, 0, 1, "paper")
+    assert (band.type, band.fillcolor, band.opacity, band.line.width, band.layer) == (
+        "rect", LIGHT.slow[2], 0.25, 0, "below")  # fmt: skip
+    assert (layout.height, layout.hovermode, layout.yaxis.rangemode, layout.yaxis.tickformat) == (
+        200, "x", "normal", ",.4g")  # fmt: skip
+    from_zero = rates(spans, "start_s", LIGHT, "", lambda _window, _step: None)
+    assert (from_zero.layout.yaxis.rangemode, from_zero.layout.shapes) == ("tozero", ())
+
+
+def test_losses_are_stacked_bars_as_wide_as_their_spans_the_largest_kind_at_the_bottom_and_others_on_top() -> None:
+    lost = pl.DataFrame(
+        {
+            "start_s": [10.0, 10.0, 10.0, 20.0],
+            "end_s": [14.0, 14.0, 14.0, 26.0],
+            "kind": ["others", "late-data", "python-gc", "python-gc"],
+            "lost_s": [9.0, 0.5, 0.25, 0.375],
+        }
+    )
+    fig = losses(lost, LIGHT)
+    assert [(bar.name, list(bar.x), list(bar.width), list(bar.y), bar.marker.color) for bar in fig.data] == [
+        ("python-gc", [12_000, 23_000], [4000, 6000], [0.25, 0.375], LIGHT.slow[3]),
+        ("late-data", [12_000], [4000], [0.5], LIGHT.slow[4]),
+        ("others", [12_000], [4000], [9.0], LIGHT.dimmed),
+    ]
+    assert fig.data[0].hovertemplate == "python-gc: %{y:.3g} s a step<extra></extra>"
+    assert (fig.layout.barmode, fig.layout.yaxis.rangemode, fig.layout.height, fig.layout.showlegend) == (
+        "stack", "tozero", 220, True)  # fmt: skip
+    many = pl.DataFrame({"start_s": 0.0, "end_s": 1.0, "kind": list("abcde"), "lost_s": [5.0, 4.0, 3.0, 2.0, 1.0]})
+    colours = [bar.marker.color for bar in losses(many, LIGHT).data]
+    assert colours == [*LIGHT.slow[3:], LIGHT.slow[3]]
+
+
+def test_what_a_host_cost_is_a_point_for_each_judged_window_in_order_of_time() -> None:
+    windows = pl.DataFrame(
+        {"job": ["b", "a", "a"], "number": [4, 2, 3], "at_s": [30.0, 20.0, 25.0], "share": [0.25, 0.5, None]}
+    )
+    fig = cost_over_time(windows, LIGHT, lambda job, number: f"/{job}/{number}")
+    (points,) = fig.data
+    assert (list(points.x), list(points.y)) == ([20_000, 30_000], [0.5, 0.25])
+    assert [tuple(point) for point in points.customdata] == [("/a/2", "a"), ("/b/4", "b")]
+    assert (points.mode, points.marker.color, points.marker.size) == ("markers", LIGHT.bad, 7)
+    assert points.hovertemplate == "%{customdata[1]}: %{y:.1%} of the step<extra></extra>"
+    assert (fig.layout.height, fig.layout.yaxis.rangemode, fig.layout.yaxis.tickformat) == (200, "tozero", ".0%")
+    on_the_clock(fig, (10.0, 40.0), None, UTC, "that day")
+    assert (fig.layout.xaxis.type, fig.layout.xaxis.range, fig.layout.xaxis.title.text) == (
+        "date", (10_000, 40_000), "that day")  # fmt: skip
+    assert fig.layout.meta == {"axis": "time", "zone": "UTC", "left": 104}
+    on_the_clock(fig, (10.0, 40.0), (15.0, 20.0), UTC, "")
+    assert fig.layout.meta["range"] == [15_000, 20_000]
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,11 +17,26 @@ from playwright.sync_api import Browser, Page, Route, expect
 import tracekit
 from tests.dashboards import clicks
 from tests.dashboards.conftest import SAMPLES, Serving
+from tests.dashboards.page_text import found, lines, sent
 from tests.dashboards.tabs import PATIENCE_MS
 from tests.handmade import run
+from tests.reports import report_with
 from tracekit.base.text import seconds
 from tracekit.dashboards.browser.data import replays
-from tracekit.dashboards.browser.data.replays import LONGEST_ADDRESS
+from tracekit.dashboards.browser.data.replays import (
+    LONGEST_ADDRESS,
+    Pending,
+    Phase,
+    QueryAction,
+    Rejected,
+    Status,
+    WhatifAnswer,
+    WhatifQuery,
+)
+from tracekit.dashboards.browser.data.stored_kinds import KINDS
+from tracekit.dashboards.browser.ui.figures import StepBar, scenario_times
+from tracekit.dashboards.browser.web.app import make_app
+from tracekit.dashboards.theme import LIGHT
 
 Visit = Callable[..., Page]
 SLOW = SAMPLES / "slow_worker.parquet"
@@ -341,3 +357,136 @@ def test_on_a_phone_the_answer_is_above_the_form_and_comes_into_view(visit: Call
     answer = page.locator("#whatif-answer")
     expect(answer).to_be_in_viewport(timeout=PATIENCE_MS)
     assert answer.bounding_box()["y"] < button.bounding_box()["y"]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The module of the page's parts, within a request of a page."""
+    server = make_app(tmp_path_factory.mktemp("parts") / "none.store").server
+    with server.test_request_context("/whatif"):
+        yield import_module("tracekit.dashboards.browser.pages.whatif_parts")
+
+
+#: A step of 2 s that 12 of 1,000 ops make 0.5 s longer; and S = 1.25 of those of a stage alone.
+WORKER, STAGE = WhatifQuery("worker=1,2"), WhatifQuery("stage=1", QueryAction.KEEP)
+FASTER = WhatifAnswer("worker=1,2", 12, 1.5, 0.5, 0.125, 30.0)
+ALONE = WhatifAnswer("stage=1", 7, 1.6, 0.4, 0.0, None, 1.25)
+BY_STEP = [{"step": step, "slowdown": 1.0, "recorded_s": 2.0, "original_s": 2.0, "ideal_s": 1.0, "lost_s": 0.0}
+           for step in range(2)]  # fmt: skip
+MADE = report_with(
+    step_time_s={"recorded": 2.0}, job={"ops": 1000, "steps": 2}, trust={"replay_error": 0.0123}, by_step=BY_STEP
+)
+
+
+def test_an_answer_is_a_sentence_and_figures_with_what_they_mean(parts: Any) -> None:
+    def told(query: WhatifQuery | None, status: Status | None, wrong: str | None = None) -> list[str]:
+        return lines(parts.answer_panel(MADE, parts.CurrentAnswers(query, status, wrong, (), ())))
+
+    error = "The error is the replay error (1.23%) and the scatter over 2 steps (95%). "
+    assert told(WORKER, FASTER) == [
+        "Answer", "Keep for comparison",
+        "With worker=1,2 as fast as peers, a step takes 1.50 s instead of 2.00 s: 500.0 ms (25.0%) less.",
+        "1.50 s", "a step, recorded 2.00 s", "500.0 ms", "saved a step, ± 125.0 ms", "30.0", "GPU-hours a day saved",
+        "12", "ops selected of 1,000",
+        f"{error}Like the price of a fix : everything else as recorded, launch delays kept.",
+    ]  # fmt: skip
+    assert told(STAGE, ALONE)[2:] == [
+        "With stage=1 alone as recorded and all else ideal, a step takes 1.60 s: they alone cost 20.0% of it.",
+        "1.60 s", "a step of the ideal job, with these as recorded", "20.0%", "lost to them alone",
+        "7", "ops selected of 1,000",
+        f"{error}This is the question of the paper, without launch delays; it is no price of a fix.",
+    ]  # fmt: skip
+    assert told(WORKER, Pending(Phase.BUILDING)) == [
+        "Answer", "waiting for its turn", "reading the trace", "building the graph ...", "replaying"]  # fmt: skip
+    assert told(WORKER, Rejected("too large")) == ["Answer", "Not replayed", "too large"]
+    correction = ["Answer", "No answer: the selection above needs a correction."]
+    assert told(WORKER, Rejected("no ops", selection=True)) == told(None, None, "wrong") == correction
+    assert parts.answer_panel(MADE, parts.CurrentAnswers(None, None, None, (), ())) is None
+    doubtful = report_with(trust={"trustworthy": False, "reasons": ("a", "b")})
+    doubt = lines(parts.answer_panel(doubtful, parts.CurrentAnswers(WORKER, FASTER, None, (), ())))
+    assert "Do not trust this figure: a; b" in doubt
+    assert doubt[-1].startswith("The error is the replay error (0.00%). Like")
+
+
+def test_a_change_is_more_or_less_and_within_its_error_nothing(parts: Any) -> None:
+    slower, unclear = (WhatifAnswer("", 1, *times, None) for times in ((2.5, -0.5, 0.25), (1.75, 0.25, 0.25)))
+    longer = WhatifQuery("stage=1", QueryAction.SCALE, 1.5)
+    assert parts.sentence(longer, slower) == (
+        f"If {longer}, a step takes 2.50 s instead of 2.00 s: 500.0 ms (25.0%) more."
+    )
+    assert parts.sentence(WORKER, unclear, "the recording") == (
+        "With worker=1,2 as fast as peers, the recording takes 1.75 s instead of 2.00 s: a difference within its error,"
+        " so nothing is promised."
+    )
+
+
+def test_kept_scenarios_are_rows_numbered_from_1_and_bars_and_what_is_asked_now_is_the_last(parts: Any) -> None:
+    waiting = (WhatifQuery("dp_rank=1"), Pending(Phase.READING))
+    seen = parts.CurrentAnswers(WORKER, FASTER, None, ((STAGE, ALONE), waiting), ("no kept scenario",))
+    assert seen.pending
+    shown = parts.kept_panel(MADE, seen)
+    assert [[*lines(row)] for row in found(shown, "Tr")][1:4] == [
+        ["1", str(STAGE), "1.60 s", "alone costs 20.0%", "Remove"],
+        ["2", "dp_rank=1 as fast as peers", "reading the trace ...", "Remove"],
+        ["3", str(WORKER), "1.50 s", "500.0 ms ± 125.0 ms (+25.0%)", "30.0", "not kept"],
+    ]
+    assert [row.className for row in [*found(shown, "Tr")][1:4]] == ["", "", "current"]
+    assert "no kept scenario" in lines(shown)
+    drawn = sent(shown)  # the question of the paper has no bar: its step is that of the ideal job
+    assert ("as it ran" in drawn, f"3  {WORKER}" in drawn, f"1  {STAGE}" in drawn) == (True, True, False)
+    assert parts.kept_panel(MADE, parts.CurrentAnswers(WORKER, FASTER, None, (), ())) is None
+    kept = parts.kept_panel(MADE, parts.CurrentAnswers(WORKER, FASTER, None, ((WORKER, FASTER),), ()))
+    assert [row.className for row in found(kept, "Tr")][1:2] == [""]
+    assert "not kept" not in lines(kept)
+    problems = parts.kept_panel(MADE, parts.CurrentAnswers(None, None, None, (), ("unread",)))
+    assert lines(problems) == ["Scenarios side by side", "unread"]
+
+
+def test_bars_of_scenarios_have_their_times_and_how_much_longer_they_are() -> None:
+    bars = [StepBar("half", 1.0, 0.25), StepBar("twice", 4.0, 0.5)]
+    fig = scenario_times(2.0, bars, LIGHT, "step")
+    (drawn,) = fig.data
+    assert (list(drawn.x), list(drawn.y)) == ([2.0, 1.0, 4.0], ["as it ran", "half", "twice"])
+    assert list(drawn.text) == ["2.00 s", "1.00 s (-50.0%)", "4.00 s (+100.0%)"]
+    assert list(drawn.error_x.array) == [0.0, 0.25, 0.5]
+    assert list(drawn.marker.color) == [LIGHT.recorded, LIGHT.changed, LIGHT.changed]
+    assert (drawn.error_x.thickness, drawn.orientation, fig.layout.height) == (1.2, "h", 74 + 34 * 3)
+    (line,) = fig.layout.shapes
+    assert (line.x0, line.x1, line.line.color, line.line.width) == (2.0, 2.0, LIGHT.recorded, 1.5)
+    assert (fig.layout.xaxis.rangemode, fig.layout.yaxis.autorange, fig.layout.yaxis.showgrid) == (
+        "tozero", "reversed", False)  # fmt: skip
+
+
+def test_priced_fixes_are_those_of_causes_and_apart_those_that_any_job_could_try(parts: Any) -> None:
+    fixes = [
+        {"title": "Swap", "new_step_s": 1.5, "saved_s": 0.5, "error_s": 0.01, "confidence": 0.9},
+        {"title": "Overlap", "new_step_s": 1.75, "saved_s": 0.25, "bound": True},
+        {"title": "Withheld", "new_step_s": 1.0, "saved_s": 1.0, "withheld": "why"},
+    ]
+    kind = KINDS["pipeline"]
+    shown = parts.fixes_panel(kind, report_with(step_time_s={"recorded": 2.0}, fixes=fixes))
+    rows = [lines(row) for row in found(shown, "Tr")]
+    assert ["Swap (90% sure)", "2.00 s to 1.50 s", "500.0 ms ± 10.0 ms"] in rows
+    assert ["Overlap", "2.00 s to 1.75 s", "at most 250.0 ms"] in rows
+    assert (len(rows), "Fixes that any job could try: 1" in lines(shown)) == (4, True)
+    assert "promises no saving" in " ".join(lines(parts.fixes_panel(kind, report_with(fixes=fixes[2:]))))
+
+
+def test_what_a_step_loses_most_to_is_listed_with_the_largest_first(parts: Any) -> None:
+    """Of a step of 2 s; 0.075 % of it is too little, and so is S = 1.004."""
+    workers = [
+        {"dp_rank": 1, "pp_rank": 0, "rank": None, "host": None, "slowdown": 1.25, "slowdown_error": None,
+         "slowdown_approx": 1.25},
+        {"dp_rank": 0, "pp_rank": 0, "rank": None, "host": None, "slowdown": 1.004, "slowdown_error": None,
+         "slowdown_approx": 1.0},
+    ]  # fmt: skip
+    stages = [{"pp_rank": 0, "saved_s": 0.25}, {"pp_rank": 1, "saved_s": 0.5}, {"pp_rank": 2, "saved_s": 0.0015}]
+    kinds = [{"kind": "forward-compute", "saved_s": 0.375}]
+    report = report_with(step_time_s={"recorded": 2.0}, by_worker=workers, by_pp_rank=stages, by_kind=kinds)
+    rows = [lines(row) for part in parts.losses(report) for row in found(part, "Tr")]
+    assert rows == [
+        ["Worker", "Costs alone"], ["DP 1, stage 0", "20.0%", "Ask"],
+        ["Stage or DP rank", "Lost a step"], ["stage 1", "500.0 ms", "Ask"], ["stage 0", "250.0 ms", "Ask"],
+        ["Op kind", "Lost a step"], ["forward-compute", "375.0 ms", "Ask"],
+    ]  # fmt: skip
+    assert parts.losses(report_with()) == []

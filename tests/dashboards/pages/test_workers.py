@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from tests.dashboards.clicks import address, click_figure, point_at_figure, wait_for_state
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import Pages, found, lines
 from tests.dashboards.pages.test_pages import whatif
 from tracekit.base.text import cost_alone
 from tracekit.dashboards.browser.data.queries import Results
@@ -232,3 +233,45 @@ def test_a_job_of_one_worker_has_a_map_of_one_cell(visit: Visit, odd: Serving) -
     assert page.inner_text("#workers-hosts") == "The job runs on one host, host-0000."
     assert "drain" not in page.inner_text("#page").lower()
     assert np.array(page.evaluate(READ_MAP)).shape == (1, 1)
+
+
+@pytest.fixture(scope="module")
+def handmade(handmade_store: Path) -> Pages:
+    return Pages(handmade_store)
+
+
+def test_the_page_of_workers_has_their_figures_over_all_steps_and_in_a_step(handmade: Pages) -> None:
+    over_all = " | ".join(handmade.lines("/workers", job="repaired"))
+    assert "which alone costs 12.4% of a step. The same worker is the slowest in 50% of the steps." in over_all
+    assert (
+        "Rank | Host | DP, stage | Costs alone | 1 | b | 1, 0 | 12.4% | 0 | a | 0, 0 | 0.0% | 2 | a | 0, 1 | 0.0% |"
+        " 3 | c |"
+    ) in over_all
+    assert (
+        "Rank 1 on b (dp 1, stage 0) the slowest | Costs alone | 12.4% of a step | Place | 1 of 4, the slowest first"
+        " | DP,"
+        " stage | 1, 0 | Host | b | Stands out | in 4 of 8 steps, with 2% or more | Timeline of this worker |"
+    ) in over_all
+    assert " | ".join(["step | slowdown", *(f"{step} | {1.283 if step < 4 else 1}" for step in range(8))]) in over_all
+    assert (
+        "Host | Workers | Slowest | Rank | Summed | b | 1 | 12.4% | 1 | 12.4% | a | 2 | 0.0% | 0 | 0.0% | c | 1 |"
+        " 0.0% | 3"
+        " | 0.0% | Choose a host"
+    ) in over_all
+    slowest = [f"{step} | {time}" for step, time in enumerate(["15.50 s | 4.25 s"] * 4 + ["11.25 s | 0.00 s"] * 4)]
+    assert " | timeline | ".join(["Step | Recorded | Lost | Open | " + slowest[0], *slowest[1:]]) in over_all
+    in_step = " | ".join(handmade.lines("/workers", job="repaired", step="2", worker="1,0", host="a"))
+    assert "Step 2: 4.25 s lost" in in_step
+    assert "DP, stage | In the step | Costs alone | 1 | b | 1, 0 | 22.0% | 12.4% | 0 | a |" in in_step
+    assert "Rank 1 on b (dp 1, stage 0) | Costs alone" in in_step
+
+
+def test_several_workers_are_summed_up_and_lead_on_together(handmade: Pages) -> None:
+    page = handmade.page("/workers", job="slow", dp_rank="0-1", stage="0", step="1")
+    assert "2 workers, dp 0-1, stage 0: summed 16.9% of 16.9%, 100% of what all workers cost" in lines(page)
+    links = {"".join(lines(link)): link.href for link in found(page, "Link")}
+    assert links["Timeline of these workers"] == "/timeline?job=slow&step=1&dp_rank=0-1&stage=0"
+    assert links["What if they were as fast as their peers?"] == "/whatif?job=slow&select=dp_rank%3D0-1+and+stage%3D0"
+    nothing = handmade.lines("/workers", job="slow", dp_rank="0", stage="0-1")
+    assert "2 workers, dp 0, stage 0-1: summed 0.0% of 16.9%, 0% of what all workers cost" in nothing
+    assert "2 workers, dp 0, stage 0-1: summed 0.0%" in handmade.lines("/workers", job="fine", dp_rank="0", stage="0-1")
