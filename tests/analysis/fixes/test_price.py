@@ -298,7 +298,7 @@ class TestDiagnosis:
         trace = synthesize(replace(SPEC, causes=(SlowWorker(factor=2), PythonGc(pause_s=0.3, rate=0.1))))
         replay = JobReplay.from_trace(trace)
         found = diagnose(PipelineAssessment(PipelineSubject.of(trace, replay)))
-        assert plain(found.space)["shape"] == "one-worker"
+        assert plain(found.patterns.space)["shape"] == "one-worker"
         assert {plain(cause.finding)["kind"] for cause in found.causes} == {"bad-worker", "python-gc"}
         assert plain(found.fixes[-1].fix)["kind"] == "combination"
 
