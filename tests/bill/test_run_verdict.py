@@ -454,7 +454,14 @@ def test_what_else_is_said_of_a_run_and_what_to_do_about_it() -> None:
               for rank, share in ((2, 0.1), (3, 0.005), (4, 0.004), (5, 0.01), (6, 0.01))]  # fmt: skip
     small = run_cause(ranks=(9,), worst_share=0.04)
     step = {"slowdown": None, "recorded_s": 1.0, "original_s": 1.0, "ideal_s": 1.0, "lost_s": 0.0}
-    run = verdict_on(run_cause(), small, *others, notes=("the clock of a", "other"), covered_share=0.89)
+    run = verdict_on(
+        run_cause(),
+        small,
+        *others,
+        notes=("the clock of a", "other"),
+        coverage_note="the clock of a",
+        covered_share=0.89,
+    )
     report = structs.replace(report_with(by_step=[step | {"step": number} for number in (98, 99)]), run=run)
     rows = [(name, words.partition(" cost")[0]) for name, words in run_rows(report)]
     assert rows == [

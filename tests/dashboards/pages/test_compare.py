@@ -215,7 +215,7 @@ def test_the_parts_of_a_job_before_and_after_a_step_are_compared_figure_by_figur
     assert " | ".join(["side | recorded_s", *["after | 11.25"] * 4, *["before | 15.5"] * 4]) in said
     assert (
         "Causes | Gone | No cause went away. | New | No cause is new. | Without a date: over the whole job | Worker"
-        " computes slower than its peers, rank 1 on b: costs 2.12 s a step, 99% sure |"
+        " computes slower than its peers, rank 1 on b: costs 2.12 s a step on average, 99% sure |"
     ) in said
     assert "slowdown | 1 | 0 | 1.283 | 0 | 0 | 1 | 0 | 1 | 1 | 1 | 1 | 1 | After: what each" in said
     assert said.endswith(

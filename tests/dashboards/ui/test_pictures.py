@@ -136,7 +136,7 @@ def test_step_times_of_two_sides_have_their_means_and_their_distribution() -> No
     assert [list(line.x) for line in one_axis.data] == [[5, 6], [5, 6], [7, 8, 9], [7, 9]]
     assert [list(line.x) for line in each_its_own.data] == [[0, 1], [0, 1], [0, 1, 2], [0, 2]]
     assert [list(line.y) for line in one_axis.data] == [[2, 4], [3, 3], [1, 1.5, 0.5], [1, 1]]
-    assert [list(line.customdata) for line in each_its_own.data[::2]] == [[5, 6], [7, 8, 9]]
+    assert [[step for (step,) in line.customdata] for line in each_its_own.data[::2]] == [[5, 6], [7, 8, 9]]
     looks = [(line.line.color, line.line.width, line.line.dash, line.showlegend) for line in one_axis.data]
     assert looks == [
         (LIGHT.dimmed, 1.5, None, None), (LIGHT.dimmed, 2, "dash", False),
