@@ -193,8 +193,8 @@ class UnequalMicrobatches(Detector):
 
     Paper: no signature; its ideal gives each op the mean duration and leaves the number of ops as it is, so S is 1.
     tracekit counts the microbatches of each DP rank in each step. Nothing is estimated, so no noise can look like it; a
-    rank whose recording lacks ops of a step is left out of that step. The price comes from a replay in which the work
-    of each DP rank is that of the mean number of microbatches of the step.
+    rank whose recording lacks ops of a step is left out of that step. The price comes from a replay in which a step of
+    each DP rank is as long as with the mean number of microbatches.
     """
 
     kind = "unequal-microbatches"
@@ -257,7 +257,8 @@ def _counts_words(counts: MicrobatchCounts, more: list[int]) -> str:
             f" {counts.busiest_over_mean[counts.uneven].mean() - 1:.0%} more than the mean, and the others wait for it"
         )
     of_busy, of_others = of_step[:, more], np.delete(of_step, more, axis=1)
-    return f"{'runs' if len(more) == 1 else 'run'} {_range(of_busy)} microbatches in a step, the others {_range(of_others)}"
+    verb = "runs" if len(more) == 1 else "run"
+    return f"{verb} {_range(of_busy)} microbatches in a step, the others {_range(of_others)}"
 
 
 def _range(count: Floats) -> str:

@@ -46,10 +46,12 @@ class OpsOfMicrobatches(Struct, frozen=True, eq=False):
 
 class MicrobatchCounts(Struct, frozen=True, eq=False):
     """`count`: microbatches of each DP rank in each step, nan where the recording lacks some of its ops, [steps,
-    dp_ranks]. `ops`: what they consist of.
+    dp_ranks]. `fill`: microbatches that the fill and the drain of the pipeline take, whatever the number of them; 0
+    without a pipeline. `ops`: what they consist of.
     """
 
     count: Floats
+    fill: float
     ops: OpsOfMicrobatches
 
     @property
@@ -69,8 +71,10 @@ class MicrobatchCounts(Struct, frozen=True, eq=False):
 
     @property
     def to_the_mean(self) -> Floats:
-        """The factor that gives each DP rank the work of the mean number of microbatches, [steps, dp_ranks]."""
-        return np.asarray(np.nan_to_num(self.mean / self.count, nan=1.0))
+        """The factor that makes a step of each DP rank as long as with the mean number of microbatches, [steps,
+        dp_ranks].
+        """
+        return np.asarray(np.nan_to_num((self.mean + self.fill) / (self.count + self.fill), nan=1.0))
 
 
 @evidence(PipelineSubject)
@@ -90,7 +94,9 @@ def microbatch_counts(job: PipelineSubject) -> MicrobatchCounts | None:
     count[_incomplete(job)] = np.nan
     uneven = _uneven(count)
     inner = uneven[1:-1] if len(uneven) >= _FEWEST_STEPS else uneven
-    return MicrobatchCounts(count, _ops_of_microbatches(graph, count)) if inner.any() else None
+    if not inner.any():
+        return None
+    return MicrobatchCounts(count, (job.stages - 1) / graph.layout.vpp, _ops_of_microbatches(graph, count))
 
 
 def _uneven(count: Floats) -> Bools:
