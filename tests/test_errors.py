@@ -1,6 +1,7 @@
 """Messages quote values from outside in part, whatever their size."""
 
 import json
+import re
 from dataclasses import astuple
 
 import polars as pl
@@ -8,8 +9,8 @@ import pytest
 
 import tracekit
 from tests.cases import case
-from tests.handmade import run, slow_frame, write_canonical
-from tracekit.base.errors import FormatError, TraceError, bounded
+from tests.handmade import run, slow_frame, slow_trace, write_canonical
+from tracekit.base.errors import FormatError, SelectionError, TraceError, bounded
 from tracekit.base.text import quoted
 from tracekit.trace.canonical import METADATA_KEY, Trace
 from tracekit.trace.model import Layout
@@ -76,3 +77,30 @@ def test_more_columns_than_any_trace_has_are_not_read(tmp_path):
     path = write_canonical(tmp_path / "wide.parquet", ops.with_columns(pl.lit(0).alias(f"c{at}") for at in range(1000)))
     with pytest.raises(FormatError, match=r"250000 rows of 1001 columns in \d+ bytes"):
         tracekit.load(path)
+
+
+def test_calls_from_python_take_paths_and_texts_and_say_what_is_neither(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    slow_trace((0, 1)).write_parquet("job.parquet")
+    job = tracekit.load("job.parquet")
+    cases = {
+        "5 is no path": lambda: tracekit.load(5),
+        "the path is empty": lambda: tracekit.load(""),
+        "unknown method 'x'; expected one of tracekit, published": lambda: tracekit.load("job.parquet", method="x"),
+        "unknown method []": lambda: tracekit.job_of(slow_trace(), method=[]),
+        "selection None is no text": lambda: job.answer(None),
+        "selection ['rank=1'] is no text": lambda: job.answer(["rank=1"], keep=True),
+        "fix=None: expected a text or a list of texts": lambda: job.whatif(fix=None),
+        "by=[['rank', 'kind']]: expected a text": lambda: job.whatif(by=[["rank", "kind"]]),
+        "keep=[3]: expected a text": lambda: job.whatif(keep=[3]),
+    }
+    for words, call in cases.items():
+        with case(words), pytest.raises(SelectionError, match=re.escape(words)):
+            call()
+
+
+def test_one_text_is_an_option_by_itself():
+    job = tracekit.job_of(slow_trace((0, 1)))
+    texts = job.whatif(fix="rank=1", keep="stage=0", by="rank").questions
+    assert texts == job.whatif(fix=["rank=1"], keep=["stage=0"], by=["rank"]).questions
+    assert len(texts) == 2

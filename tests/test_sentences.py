@@ -20,6 +20,7 @@ from tests.analysis.causes import test_lockstep as lockstep
 from tests.analysis.causes import test_off_cpu as off_cpu
 from tests.analysis.causes import test_rules_host as host
 from tests.analysis.causes import test_stages_without_peers as stages
+from tests.analysis.causes import test_unequal_microbatches as microbatches
 from tests.analysis.causes import test_uneven_chunks as chunks
 from tests.analysis.causes.test_workers_and_data import RISING
 from tests.analysis.gpu import test_pace as pace
@@ -97,6 +98,9 @@ JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "break of all": lambda: [breaks.named({0: (2, 5, 8, 11), 1: (2, 5, 8, 11)}, gathered=True)],
     "late data on changing ranks": lambda: [late_data.late_in({0: range(6), 1: range(6, 10)}, 2)],
     "optimizer": lambda: stages.causes(lambda _: stages.step(optimizer=(0.025, 0.5))),
+    "more microbatches": lambda: microbatches.report(microbatches.counted(*[(6, 4, 4, 4)] * 8)),
+    "microbatches as they come": lambda: microbatches.report(microbatches.counted(*microbatches.DRAWN)),
+    "more ops": lambda: microbatches.of_ops().findings,
     "chunk": lambda: chunks.report({("B", 3): 3.0}).causes,
     "chunk in forwards": lambda: chunks.report({("F", 0): 1.5}).causes,
     "chunk in both directions": lambda: chunks.report({("B", 3): 3.0, ("F", 3): 5.0}).causes,

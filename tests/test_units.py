@@ -10,11 +10,14 @@ import numpy as np
 import polars as pl
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tracekit
-from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
+from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tests.cases import case
 from tests.handmade import LAYOUT, slow_frame, slow_trace, write_canonical
+from tests.properties import examples
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import FormatError, TraceError
 from tracekit.cli import commands
@@ -276,6 +279,50 @@ def test_a_clock_that_begins_with_the_job_is_no_stall() -> None:
         assert found.verdict.lost_s == 0
     late = slow_frame((5, 6, 7)).with_columns(pl.col("start") + 100.0)  # late data in each step: no clock
     assert trace(late).ops["start"].min() == 100.0
+
+
+@st.composite
+def steps_of_any_length(draw: st.DrawFn) -> tuple[Trace, dict[int, float]]:
+    """A job of 2 to 30 steps of unequal length, one of which may be long, and when its steps begin on one clock; ranks
+    may stand still between them.
+    """
+    lengths = draw(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=30))
+    lengths[draw(st.integers(-1, len(lengths) - 1))] *= draw(st.sampled_from([1.0, 5.0, 300.0]))
+    programs = [[[("forward-compute", length), BACKWARD], [FORWARD, BACKWARD]] for length in lengths]
+    pauses = draw(st.lists(st.sampled_from([0.0, 0.0, 0.01, 2.0]), min_size=len(lengths), max_size=len(lengths)))
+    begin, starts = draw(st.sampled_from([0.0, 0.3, 40.0, 8000.25])), {}
+    for step, (length, pause) in enumerate(zip(lengths, pauses, strict=True)):
+        starts[step] = begin
+        begin += max(length, FORWARD[1]) + BACKWARD[1] + 0.01 + pause
+    return of_steps(programs), starts
+
+
+@given(steps_of_any_length())
+@examples(60)
+def test_a_clock_is_told_from_starts_of_each_step_whatever_steps_last(drawn: tuple[Trace, dict[int, float]]) -> None:
+    whole, starts = drawn
+    relative, running = (trace(ops, whole.layout, unit="s") for ops in (whole.ops, on_clock(whole, starts)))
+    assert relative.ops["start"].equals(whole.ops["start"])
+    assert not relative.step_starts
+    assert running.step_starts.keys() == starts.keys()
+    length = running.ops.group_by("step").agg(s=pl.col("start").add(pl.col("duration")).max() - pl.col("start").min())
+    usual = whole.ops.group_by("step").agg(s=pl.col("start").add(pl.col("duration")).max())
+    assert length.sort("step")["s"].to_list() == pytest.approx(usual.sort("step")["s"].to_list(), abs=1e-6)
+
+
+def test_two_steps_show_a_clock_only_if_every_rank_begins_where_it_ended() -> None:
+    whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=2)  # steps of 0.31 s
+    for moved, runs_on in ((0.31, True), (0.3095, True), (0.3, False), (0.2, False), (0.0, False)):
+        with case(moved):
+            assert bool(trace(on_clock(whole, {0: 0.0, 1: moved}), whole.layout).step_starts) == runs_on
+    late = pl.col("rank").eq(0) & pl.col("step").eq(1)  # of one rank only: it is late, and no clock runs
+    ops = whole.ops.with_columns(start=pl.when(late).then(pl.col("start") + 5.0).otherwise("start"))
+    assert not trace(ops, whole.layout).step_starts
+
+
+def test_one_step_alone_starts_at_its_own_zero() -> None:
+    whole = data_parallel_job([[FORWARD, BACKWARD]] * 2, steps=1)
+    assert trace(on_clock(whole, {0: 5.0}), whole.layout).ops["start"].min() == 5.0
 
 
 def test_clock_times_in_another_unit_are_named() -> None:

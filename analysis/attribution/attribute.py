@@ -44,6 +44,7 @@ from tracekit.analysis.whatif.interventions import (
 )
 from tracekit.analysis.whatif.selection import Everything, Selection, dp_rank, kind, labelled, stage, worker
 from tracekit.base.errors import TraceError
+from tracekit.base.text import short
 from tracekit.trace.facts import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
 
@@ -99,7 +100,7 @@ class ReplayedSteps(Struct, frozen=True, eq=False):
         tell("step times")
         recorded = replay.fit.recorded
         ideal, original = step_times(replay, IDEAL), step_times(replay, ORIGINAL)
-        _check_step_times(graph.steps, {"recorded": recorded, "original": original, "ideal": ideal})
+        _check_step_times(graph, {"recorded": recorded, "original": original, "ideal": ideal})
         by_stage = np.stack([step_times(replay, addition(stage(pp_rank))) for pp_rank in range(stages)], axis=1)
         represented = representative_lanes(replay)
         by_dp_rank = add_back_lanes(replay, represented)
@@ -234,14 +235,16 @@ def _critical_times(
     )
 
 
-def _check_step_times(steps: Int32s, times: Mapping[str, Floats]) -> None:
+def _check_step_times(graph: DependencyGraph, times: Mapping[str, Floats]) -> None:
     """Raise TraceError for a step time of zero or less: every ratio divides by a step time."""
+    name_of_job = "" if graph.trace is None else f"{short(graph.trace.name)}: "
     for name, values in times.items():
         if (values <= 0).any():
             shortest = int(values.argmin())
             raise TraceError(
-                f"step {steps[shortest]} takes {values[shortest]:g} s ({name}); expected ops that take time after the"
-                " step's start: repair start and duration, or leave the step out with --ignore-steps"
+                f"{name_of_job}step {graph.steps[shortest]} takes {values[shortest]:g} s ({name}); expected ops that"
+                " take time after the step's start: repair start and duration, or leave the step out with"
+                " --ignore-steps"
             )
 
 

@@ -27,6 +27,7 @@ DETECTORS = {
     "one-launch-queue": ("late_rank.OneLaunchQueue", JobKind.GRAPH),
     "stage-imbalance": ("uneven_work.StageImbalance", JobKind.PIPELINE),
     "sequence-length-imbalance": ("uneven_work.UnevenSequences", JobKind.PIPELINE),
+    "unequal-microbatches": ("uneven_work.UnequalMicrobatches", JobKind.PIPELINE),
     "position-effect": ("uneven_work.PositionEffect", JobKind.PIPELINE),
     "random-variation": ("uneven_work.RandomVariation", JobKind.PIPELINE),
     "python-gc": ("any_job.GarbageCollection", JobKind.PIPELINE | JobKind.GRAPH),

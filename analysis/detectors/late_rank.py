@@ -246,7 +246,8 @@ def _of(job: GraphSubject, rank: int, behind: Behind) -> RankBehind:
 class Compared(NamedTuple):
     """`behind`: the rank. `op`: what its ops are called: "kernel" in a recording. `ratio`: how many times as long it
     takes at the ops that all ranks have. `own`, `own_s`: the number of ops that not all peers have, and the seconds
-    that they take; `uneven`: whether these make it late.
+    that they take; `more`, `more_s`: how many more of the ops that all ranks have it runs than its peers in the mean,
+    and the seconds that as many take on these; `uneven`: whether these two together make it late.
     """
 
     behind: RankBehind
@@ -254,6 +255,8 @@ class Compared(NamedTuple):
     ratio: float
     own: int
     own_s: float
+    more: float
+    more_s: float
     uneven: bool
 
 
@@ -269,13 +272,16 @@ def compared(job: GraphSubject) -> Compared | None:
     shared = ops.with_columns(on=pl.col("rank").n_unique().over(peer))
     common, own = shared.filter(pl.col("on") == ranks), shared.filter(pl.col("on") < ranks)
     (own_s, peers_s), (extra, usual) = (_own_and_usual_s(part, late.rank, ranks) for part in (common, own))
+    more, more_s = _more_of_the_same(common, peer, late.rank, ranks)
     return Compared(
         behind=late,
         op=job.op_noun,
         ratio=own_s / peers_s if peers_s else 1.0,
         own=own.filter(rank=late.rank).height,
         own_s=extra,
-        uneven=extra - usual > own_s - peers_s,
+        more=more,
+        more_s=more_s,
+        uneven=extra - usual + more_s > own_s - peers_s - more_s,
     )
 
 
@@ -284,6 +290,17 @@ def _own_and_usual_s(ops: pl.DataFrame, rank: int, ranks: int) -> tuple[float, f
     itself = pl.col("rank") == rank
     own_s, peers_s = (float(ops.filter(mask)["duration"].sum()) for mask in (itself, ~itself))
     return own_s, peers_s / max(ranks - 1, 1)
+
+
+def _more_of_the_same(ops: pl.DataFrame, peer: str, rank: int, ranks: int) -> tuple[float, float]:
+    """Return how many more ops a rank has than its peers in the mean, of those that share a `peer`, and how long so
+    many more take on the peers, seconds.
+    """
+    itself = pl.col("rank") == rank
+    of_peer = ops.group_by(peer).agg(
+        more=itself.sum() - (~itself).sum() / max(ranks - 1, 1), usual_s=pl.col("duration").filter(~itself).mean()
+    )
+    return float(of_peer["more"].sum()), float((of_peer["more"] * of_peer["usual_s"]).sum())
 
 
 def _longest_part(late: RankBehind) -> str:
@@ -348,13 +365,20 @@ def slower_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
 
 
 def more_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
-    """Yield the rank that is late because it has computes that not all peers have."""
+    """Yield the rank that is late because it has computes that not all peers have, or more of those that all have."""
     computes = compared(job)
     if computes is not None and computes.uneven:
         extra = f"{computes.own:,} {computes.op}s ({seconds(computes.own_s)})"
+        effect = f"runs {extra} of shapes or counts that not all peers have"
+        check = f"which {computes.op}s only this rank runs, and the shapes of their input"
+        if computes.more_s > computes.own_s:
+            effect = (
+                f"runs {computes.more:,.0f} {computes.op}s more than its peers ({seconds(computes.more_s)} of them)"
+            )
+            check = f"which {computes.op}s this rank runs more often: the number of its microbatches in a step"
         yield replace(
-            computes.behind.candidate(kind, f"runs {extra} of shapes or counts that not all peers have"),
+            computes.behind.candidate(kind, effect),
             title="A rank has more work than the others",
-            next_check=f"which {computes.op}s only this rank runs, and the shapes of their input",
-            suggested_fix="give {ranks} the same work as its peers: shapes of its input, layers, experts",
+            next_check=check,
+            suggested_fix="give {ranks} the same work as its peers: microbatches, shapes of its input, layers, experts",
         )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Treatment
+from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, Treatment
 from tracekit.analysis.detectors.stops import chance_figures, time_of_episodes
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, uneven_lengths
+from tracekit.analysis.evidence.microbatch_counts import MicrobatchCounts, microbatch_counts
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
     SLOW_WORKERS,
@@ -185,6 +186,85 @@ class UnevenSequences(Detector):
             confidence_from(figures[1:]) * min(1.0, r),
             Scale(job.table, even[None, None, None]),
         )
+
+
+class UnequalMicrobatches(Detector):
+    """DP ranks run unequal numbers of microbatches in a step, and the others wait for those that run most.
+
+    Paper: no signature; its ideal gives each op the mean duration and leaves the number of ops as it is, so S is 1.
+    tracekit counts the microbatches of each DP rank in each step. Nothing is estimated, so no noise can look like it; a
+    rank whose recording lacks ops of a step is left out of that step. The price comes from a replay in which a step of
+    each DP rank is as long as with the mean number of microbatches.
+    """
+
+    kind = "unequal-microbatches"
+    title = "DP ranks run unequal numbers of microbatches"
+    signature = "forwards and backwards of some DP ranks are more in number, on all stages; none takes longer"
+    refuted_by = "the loop runs the same number on all ranks, and the recording of some ranks lacks ops"
+    next_check = (
+        "the number of batches that the sampler gives each DP rank in a step; batches that are dropped or repeated"
+    )
+    suggested_fix = "have the sampler deal equal numbers of microbatches to all DP ranks in every step"
+    part = "workload"
+    label = "uneven work"
+    counted = True
+    repair = Repair(
+        "equal-microbatches",
+        "Give all DP ranks equal numbers of microbatches",
+        assumes="as much work in all, in equal parts",
+    )
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        counts = microbatch_counts(job)
+        if counts is None:
+            return
+        more = _ranks_with_more(counts)
+        busiest = counts.busiest_over_mean
+        figures = (
+            Figure("microbatches of the busiest DP rank over the mean", float(busiest.mean()), 0.0, Unit.FACTOR),
+            Figure("share of steps with unequal numbers", float(counts.uneven.mean()), 0.0, Unit.SHARE),
+        )
+        yield Candidate(
+            self.kind,
+            Place(dp_ranks=tuple(job.dp_ranks[index] for index in more)),
+            _counts_words(counts, more),
+            figures,
+            1.0,
+            Scale(counts.ops, counts.to_the_mean),
+            busiest,
+        )
+
+
+def _ranks_with_more(counts: MicrobatchCounts) -> list[int]:
+    """The indices of the DP ranks that run more than the mean wherever numbers differ; none if the busiest rank of some
+    step is not one of them, or if these are most of the ranks: then no rank has more than its share.
+    """
+    of_step = counts.count[counts.uneven]
+    more = (of_step > counts.mean[counts.uneven]) | np.isnan(of_step)
+    always = np.asarray(more.all(axis=0) & np.isfinite(of_step).any(axis=0))
+    busiest = of_step == np.nan_to_num(of_step, nan=0.0).max(axis=1, keepdims=True)
+    if (busiest & ~always).any() or 2 * always.sum() > always.size:
+        return []
+    return [int(index) for index in np.flatnonzero(always)]
+
+
+def _counts_words(counts: MicrobatchCounts, more: list[int]) -> str:
+    """How many microbatches the ranks with more run, and how many the others; those of all ranks if there are none."""
+    of_step = counts.count[counts.uneven]
+    if not more:
+        return (
+            f"DP ranks run {_range(of_step)} microbatches in a step, the busiest"
+            f" {counts.busiest_over_mean[counts.uneven].mean() - 1:.0%} more than the mean, and the others wait for it"
+        )
+    of_busy, of_others = of_step[:, more], np.delete(of_step, more, axis=1)
+    verb = "runs" if len(more) == 1 else "run"
+    return f"{verb} {_range(of_busy)} microbatches in a step, the others {_range(of_others)}"
+
+
+def _range(count: Floats) -> str:
+    """The smallest and the largest of some numbers of microbatches: `4`, `2 to 6`."""
+    least, most = int(np.nanmin(count)), int(np.nanmax(count))
+    return str(least) if least == most else f"{least} to {most}"
 
 
 def ranks_with_more_work(kind: str, job: PipelineSubject) -> Iterator[Candidate]:

@@ -91,17 +91,17 @@ class Job(ABC):
     def whatif(
         self,
         *,
-        fix: Sequence[str] = (),
-        keep: Sequence[str] = (),
-        by: Sequence[str] = (),
+        fix: str | Sequence[str] = (),
+        keep: str | Sequence[str] = (),
+        by: str | Sequence[str] = (),
         layers: tuple[int, ...] | None = None,
         bubbles: bool = False,
-        schedules: Sequence[str] = (),
+        schedules: str | Sequence[str] = (),
         overlap: bool = False,
         experts: bool = False,
         expert_loads: Loads | None = None,
         plans: Sequence[RebalancePlan] = (),
-        gpus: Sequence[str] = (),
+        gpus: str | Sequence[str] = (),
         gpu_from: str | None = None,
         precision: str | None = None,
         metrics: MetricSource | None = None,
@@ -109,6 +109,8 @@ class Job(ABC):
         progress: Progress | None = None,
     ) -> Report:
         """Return the whole report: what is lost, findings, fixes, and the answers to custom questions.
+
+        Options of several texts take one by itself, too.
 
         `fix`: selections to idealise in the job as it ran. `keep`: selections to leave as recorded in the ideal job.
         `by`: labels, or several joined by commas, such as "host" or "dp_rank,stage", to attribute the slowdown to.
@@ -123,18 +125,20 @@ class Job(ABC):
         SelectionError for a selection that cannot be understood or matches no op, layers that do not fit, a schedule
         that does not exist, or a GPU that is not known; FormatError for loads of another job, or no passport.
         """
+        from tracekit.analysis.whatif.selection_text import texts_of
+
         asked = ReportOptions(
-            fix=tuple(fix),
-            keep=tuple(keep),
-            by=tuple(by),
+            fix=texts_of("fix", fix),
+            keep=texts_of("keep", keep),
+            by=texts_of("by", by),
             layers=layers,
             bubbles=bubbles,
-            schedules=tuple(schedules),
+            schedules=texts_of("schedules", schedules),
             overlap=overlap,
             experts=experts,
             expert_loads=expert_loads,
             plans=tuple(plans),
-            hardware=hardware_question(gpus, gpu_from, precision),
+            hardware=hardware_question(texts_of("gpus", gpus), gpu_from, precision),
             metrics=metrics,
             measured=measured_steps(unprofiled),
         )

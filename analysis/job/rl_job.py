@@ -26,6 +26,7 @@ from tracekit.analysis.job.questions import answered
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.analysis.rl.rl_run import CONTRADICTION, WARM_UP, Gpus, LoggedRun, PostTrainingRun, Scenario
 from tracekit.analysis.rl.timed import Generations, TimedRun
+from tracekit.analysis.whatif.selection_text import checked_text
 from tracekit.base.errors import FormatError, SelectionError, TraceError
 from tracekit.base.text import counted, listed, percent, ranks_text, seconds, short, three_digits, with_error
 from tracekit.collectors.importers.rl_logs import read_rl
@@ -140,7 +141,7 @@ class RlJob(Job):
         """
         if keep:
             raise self._not_for("--keep")
-        evidence = self.evidence
+        evidence, selection = self.evidence, checked_text(selection)
         if evidence.run.doubt:
             raise SelectionError(f"{selection}: no price, {evidence.run.doubt}")
         parts = selection.split(" + ") if _FIX in selection else [selection]

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from tracekit.base.errors import SelectionError
+from tracekit.base.text import quoted
+
 
 class Method(StrEnum):
     """The rules by which costs are measured.
@@ -19,3 +22,10 @@ class Method(StrEnum):
 
     TRACEKIT = "tracekit"
     PUBLISHED = "published"
+
+    @classmethod
+    def named(cls, name: object) -> Method:
+        """The method of that name. Raises SelectionError."""
+        if not isinstance(name, str) or name not in tuple(cls):
+            raise SelectionError(f"unknown method {quoted(name, 40)}; expected one of {', '.join(cls)}")
+        return cls(name)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -27,12 +27,13 @@ from tracekit.analysis.whatif import selection as select
 from tracekit.analysis.whatif.selection import Selection, all_of, count_selected
 from tracekit.base.errors import SelectionError
 from tracekit.base.limits import check_pattern
+from tracekit.base.text import quoted
 from tracekit.trace.model import KINDS, Worker, kind_groups
 
 _TOKEN = re.compile(r"~|[()]|[^\s()=~][^\s()=]*")
 #: What counts as one in a pattern: an escape, a set of characters, any other.
 _PATTERN_PART = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-_NUMBERS = re.compile(r"(\d{1,40})(?:-(\d{1,40}))?")
+_NUMBERS = re.compile(r"([0-9]{1,40})(?:-([0-9]{1,40}))?")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _JOINING = {"and", "but", "or", ")"}
 _LARGEST_RANGE = 1_000_000
@@ -44,11 +45,28 @@ LARGEST_FACTOR = 100.0
 
 def parse_selection(text: str) -> Selection:
     """The selection that `text` describes. Raises SelectionError, which quotes the part that it does not understand."""
-    parser = _Parser(text)
+    parser = _Parser(checked_text(text))
     selection = parser.either()
     if parser.tokens:
         raise parser.error(f"{parser.tokens[0]!r} is unexpected")
     return selection
+
+
+def checked_text(given: object) -> str:
+    """What is given for a selection or an edit, if it is text. Raises SelectionError."""
+    if not isinstance(given, str):
+        raise SelectionError(f"selection {quoted(given)} is no text; expected for example 'worker=5,2' or 'stage=3'")
+    return given
+
+
+def texts_of(option: str, given: object) -> tuple[str, ...]:
+    """The texts given for an option: several, or one by itself. Raises SelectionError for anything else."""
+    if isinstance(given, str):
+        return (given,)
+    texts = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(text, str) for text in texts):
+        raise SelectionError(f"{option}={quoted(given)}: expected a text or a list of texts")
+    return texts
 
 
 def checked_selection(text: str, graph: LabelledGraph, durations: Durations) -> Selection:
@@ -88,12 +106,12 @@ def parse_edit(text: str) -> tuple[Term, ...]:
 
     Raises SelectionError.
     """
-    return tuple(_term(part.strip()) for part in re.split(r"(?<!\S)\+(?!\S)", text))
+    return tuple(_term(part.strip()) for part in re.split(r"(?<!\S)\+(?!\S)", checked_text(text)))
 
 
 def _term(text: str) -> Term:
     named = re.match(r"(fix|layers)=", text)
-    if named and not re.fullmatch(r"fix=\S*|layers=\d+(,\d+)*>\d+(,\d+)*", text):
+    if named and not re.fullmatch(r"fix=\S*|layers=[0-9]+(,[0-9]+)*>[0-9]+(,[0-9]+)*", text):
         raise SelectionError(
             f"edit {text!r:.200}: {named[1]} stands alone; expected `fix=repair-link` or `layers=8,8,8,8>9,9,9,5`"
         )
@@ -117,7 +135,7 @@ def read_factor(text: object) -> float:
         factor = float(str(text).strip())
     except ValueError:
         factor = math.nan
-    if not 0 <= factor <= LARGEST_FACTOR:
+    if not str(text).isascii() or not 0 <= factor <= LARGEST_FACTOR:
         raise SelectionError(f"factor {text!r:.40}; expected a number from 0 to {LARGEST_FACTOR:g}, such as 0.5")
     return factor
 
@@ -188,6 +206,8 @@ class _Parser:
         if value.startswith("~"):
             return _like(word, value[1:])
         names = value.split(",")
+        if foreign := next((name for name in names if name.isnumeric() and not name.isascii()), None):
+            raise ValueError(f"{foreign!r:.60} is no number in the digits 0 to 9")
         numbers = _numbers(value) if all(map(_NUMBERS.fullmatch, names)) else []
         return select.Labelled(word, frozenset(names), tuple(numbers))
 
@@ -255,7 +275,7 @@ def _kinds(text: str) -> Selection:
 
 
 def _worker(text: str) -> Selection:
-    match = re.fullmatch(r"(\d{1,40}),(\d{1,40})", text)
+    match = re.fullmatch(r"([0-9]{1,40}),([0-9]{1,40})", text)
     if not match:
         raise ValueError(f"{text!r:.60} is not DP_RANK,PP_RANK such as 5,2")
     return select.worker(Worker(int(match[1]), int(match[2])))

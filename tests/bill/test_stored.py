@@ -161,6 +161,13 @@ def test_a_trace_without_times_is_billed_in_no_week(tmp_path: Path) -> None:
     assert shown["gpu_hour"] == 2
 
 
+def test_a_trace_on_a_clock_without_a_date_is_billed_in_no_week(tmp_path: Path) -> None:
+    """Its first step begins at 0 of that clock, which is no Thursday of 1970."""
+    store = stored(tmp_path, [window(healthy_frame(range(4)), -EPOCH_S, HEALTHY_STEP_S)])
+    rows = json.loads(run("bill", store.path, "--json").out)["rows"]
+    assert {row["week"] for row in rows} == {None}
+
+
 def test_windows_whose_clock_goes_back_are_billed_by_their_steps_and_named(tmp_path: Path) -> None:
     traces = [
         window(healthy_frame(range(1, 5)), 1000.0, HEALTHY_STEP_S),

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from tracekit.costs.claimed import LEAST_S, BillPart, Claim
 from tracekit.report.conclusions import RunVerdict
+from tracekit.trace.model import EARLIEST_S, LATEST_S
 
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
@@ -123,7 +124,9 @@ def joined(bills: Sequence[Bill]) -> Bill:
 
 
 class Ledger:
-    """Collects what the wall clock of a job went to. `origin_s`: its start, seconds since the epoch; None: unknown."""
+    """Collects what the wall clock of a job went to. `origin_s`: its start, seconds since the epoch, or of another
+    clock, by which it has no week; None: unknown.
+    """
 
     def __init__(self, job: str, team: str | None, origin_s: float | None) -> None:
         self._job = {"job": job, "team": team}
@@ -170,7 +173,7 @@ class Ledger:
 
     def _with_weeks(self, entries: pl.DataFrame) -> pl.DataFrame:
         """The entries, divided where a week begins."""
-        if self._origin_s is None:
+        if self._origin_s is None or not EARLIEST_S <= self._origin_s <= LATEST_S:
             return entries.with_columns(week=pl.lit(None, pl.String))
         first_s = self._origin_s - _FIRST_WEEK_S
         week = (pl.col("week") * _WEEK_S).cast(pl.Float64) - first_s

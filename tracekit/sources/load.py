@@ -60,9 +60,9 @@ def load(
     `method`: "published" analyses by the published rules only. `kernel_classes`: patterns of kernels in torch.profiler
     traces, each `class=regular expression` or the path of a YAML file with such patterns. Raises FormatError,
     TraceError, LayoutError or StoreError, each naming file, place and next step; SelectionError for options of other
-    traces; ValueError for an unknown method.
+    traces, an unknown method, and what is no path.
     """
-    if len(paths) == 1 and is_a(Content.STORE, Path(os.fsdecode(paths[0]))):
+    if len(paths) == 1 and is_a(Content.STORE, path_given(paths[0])):
         return load_from_store(store=paths[0], method=method)
     return load_trace(*paths, layout=layout, importer=importer, unit=unit, method=method, kernel_classes=kernel_classes)
 
@@ -76,8 +76,8 @@ def load_from_store(
 ) -> Job:
     """Read a job from a store, by default the newest one in the default store. `method` as in `load`.
 
-    `window`: its number, if the job has several; by default the newest. Raises StoreError, ValueError for an unknown
-    method.
+    `window`: its number, if the job has several; by default the newest. Raises StoreError, and SelectionError for an
+    unknown method.
     """
     from tracekit.store import Store, default_store
 
@@ -94,13 +94,13 @@ def load_trace(
     kernel_classes: Sequence[str] = (),
 ) -> Job:
     """Read a job as `load` does, but not from a store."""
-    files = [Path(os.fsdecode(path)) for path in paths]
+    files = [path_given(path) for path in paths]
     if not files:
         raise SelectionError("no path given; expected a trace, a folder or a store")
     options = ReadOptions(
-        None if layout is None else Path(os.fsdecode(layout)),
+        None if layout is None else path_given(layout),
         None if unit is None else unit_of_time(unit),
-        None if Method(method) is Method.TRACEKIT else str(method),
+        None if Method.named(method) is Method.TRACEKIT else str(method),
         tuple(kernel_classes),
     )
     if len(files) > 1:
@@ -112,6 +112,16 @@ def load_trace(
     _refuse(source, files[0], options)
     assert source.read is not None
     return source.read(files, options)
+
+
+def path_given(path: object) -> Path:
+    """The path that a caller means. Raises SelectionError for what is none."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise SelectionError(f"{quoted(path, 80)} is no path; expected one as text or as pathlib.Path")
+    name = os.fsdecode(path)
+    if not name:
+        raise SelectionError("the path is empty; expected a trace, a folder or a store")
+    return Path(name)
 
 
 def _source_named(importer: str) -> Source:

@@ -192,11 +192,13 @@ MISFITS = (
 
 
 def job_of(trace: AnyTrace, method: Method | str = "tracekit") -> PipelineJob | GraphJob | RlJob:
-    """Return the job of a trace. `method` as in `load`. Raises SelectionError for an op trace with another method."""
+    """Return the job of a trace. `method` as in `load`. Raises SelectionError for an unknown one, and for an op trace
+    with another one than the default.
+    """
     from tracekit.analysis.replay import Method
 
     if trace.kind is TraceKind.OPS:
-        if Method(method) is not Method.TRACEKIT:
+        if Method.named(method) is not Method.TRACEKIT:
             raise SelectionError(f"--method is for pipeline traces; {short(trace.name)} is an op trace: leave it out")
         from tracekit.trace.post_training import POST_TRAINING
 
@@ -209,7 +211,7 @@ def job_of(trace: AnyTrace, method: Method | str = "tracekit") -> PipelineJob | 
         return GraphJob(trace)
     from tracekit.analysis.job.pipeline import PipelineJob
 
-    return PipelineJob(trace, Method(method))
+    return PipelineJob(trace, Method.named(method))
 
 
 def _reading(reader: str | Callable[..., AnyTrace], form: str = "") -> Callable[[Sequence[Path], ReadOptions], Job]:

@@ -24,10 +24,10 @@ from tracekit.trace.schema import OF_RANKS, POSTED, RESUMED, Origin, violation
 SAME_START_S = 1.0
 #: A rank may begin a step this long before it has ended the one before, seconds.
 SAME_END_S = 1e-3
-#: A clock that runs across steps shows in at least this many steps; in each, it has advanced by this share of the step
-#: before.
-FEWEST_STEPS = 3
+#: A clock that runs across steps has advanced in each by this share of the step before, at least. In so many steps that
+#: is enough, because each begins later than the one before; in fewer, every rank has to begin where it ended.
 SMALLEST_SHARE = 0.5
+FEWEST_STEPS = 3
 
 
 def spans_of(raw: pl.DataFrame) -> pl.DataFrame:
@@ -89,7 +89,7 @@ def on_clock(latest: float, spans: pl.DataFrame, per_second: int) -> bool:
     """Whether starts may be clock times: the `latest` is beyond any step, or those of one rank advance from step to
     step. `spans`: its `spans_of`.
     """
-    return latest > LONGEST_S * per_second or _runs_on(_by_step(spans))
+    return latest > LONGEST_S * per_second or _runs_on(spans, per_second)
 
 
 def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
@@ -97,14 +97,33 @@ def _by_step(spans: pl.DataFrame) -> pl.DataFrame:
     return spans.group_by("step").agg(pl.col("first").min(), pl.col("end").max()).sort("step")
 
 
-def _runs_on(steps: pl.DataFrame) -> bool:
-    """Whether each step continues on the clock of the one before instead of starting at its own zero."""
-    if steps.height < FEWEST_STEPS:
-        return False
+def _runs_on(spans: pl.DataFrame, per_second: int) -> bool:
+    """Whether each step continues on the clock of the one before instead of starting at its own zero.
+
+    On its own zero, each step begins at about the same time, early in a step. On a clock that runs on, it begins after
+    the one before. The last step says nothing by its length: however long, none begins after it.
+    """
+    steps = _by_step(spans)
     first, end = steps["first"].cast(pl.Float64).to_numpy(), steps["end"].to_numpy()
     length = end - first
+    if steps.height < 2 or not (length > 0).all():
+        return False
+    if _begin_where_they_ended(spans, per_second):
+        return True
     moved_on = first[1:] - first[:-1] >= SMALLEST_SHARE * length[:-1]
-    return bool(moved_on.all() and (length > 0).all() and first[-1] > length.max())
+    return steps.height >= FEWEST_STEPS and bool(moved_on.all() and first[-1] > length[:-1].max())
+
+
+def _begin_where_they_ended(spans: pl.DataFrame, per_second: int) -> bool:
+    """Whether every rank begins each of its steps when it has ended the one before, or later."""
+    in_turn = spans.sort("rank", "step").select(
+        pl.col("first").cast(pl.Float64),
+        before=pl.col("first").cast(pl.Float64).shift().over("rank"),
+        ended=pl.col("end").shift().over("rank"),
+    )
+    again = pl.min_horizontal(SAME_END_S * per_second, (1 - SMALLEST_SHARE) * (pl.col("ended") - pl.col("before")))
+    follows = in_turn.drop_nulls().select(pl.col("first") >= pl.col("ended") - again).to_series()
+    return bool(len(follows) and follows.all())
 
 
 def zeros_of_steps(
@@ -121,7 +140,7 @@ def zeros_of_steps(
     """
     per_second, spans = (unit or TimeUnit.S).per_second, spans.sort("step", "rank")
     steps = _by_step(spans)
-    runs_on = _runs_on(steps)
+    runs_on = _runs_on(spans, per_second)
     starts: dict[int, float] = dict(step_starts)
     zeros: list[float] = []
     for step, first, lap in zip(steps["step"], steps["first"], _laps(spans, steps, per_second), strict=True):
