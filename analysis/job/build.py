@@ -85,6 +85,7 @@ def build(
     lost = waste(slowdown) if slowdown else math.nan
     if wasted_gpu_hours is None and job.gpus is not None:
         wasted_gpu_hours = float((times.original - times.ideal).sum()) * job.gpus / 3600
+    wasted_per_day = evidence.gpu_hours_per_day(max(lost, 0.0))
     loads = list(loads_sections(experts))
     if answers is None:
         answers = [question_table(questions, evidence.whole, daily=evidence.daily)] if questions else []
@@ -114,7 +115,7 @@ def build(
         waste=number(lost),
         straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
         wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
-        wasted_gpu_hours_per_day=None if job.gpus is None else number(max(lost * job.gpus * 24, 0.0)),
+        wasted_gpu_hours_per_day=None if wasted_per_day is None else number(wasted_per_day),
         assumptions=_assumptions(job) if evidence.daily else [],
         findings=[cause.finding for cause in diagnosis.causes],
         fixes=[priced.fix for priced in diagnosis.fixes],
