@@ -272,21 +272,44 @@ def dealt_cost(cost: Floats, deal: Ints) -> Floats:
     return new.reshape(steps, microbatches, dp_ranks).transpose(1, 0, 2)
 
 
+def grouped_cost(cost: Floats) -> Floats:
+    """The same with the most alike in the same step, the cheapest in the step that was cheapest: [microbatches, steps,
+    dp_ranks].
+    """
+    microbatches, steps, dp_ranks = cost.shape
+    alike = np.sort(cost, axis=None).reshape(steps, microbatches, dp_ranks)
+    grouped = np.empty_like(alike)
+    grouped[np.argsort(cost.sum(axis=(0, 2)), kind="stable")] = alike
+    return grouped.transpose(1, 0, 2)
+
+
 def balance_plans(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[Plan]:
     """Microbatches dealt anew over the DP ranks of each step, for those of `causes` that make them uneven.
 
-    No deal can give the busiest DP rank less than the mean.
+    No deal can give the busiest DP rank less than the mean. With one microbatch a step, it has the longest one,
+    whatever the deal, so only sequences of similar length in the same step help.
     """
     profile = job.profile
     if not causes or profile is None:
         return
     cost = microbatch_cost(job)
+    cause = max(causes, key=lambda finding: finding.saved_s)
+    elastic = profile.elasticity[:, :, :, None, None, None]
+    if len(cost) == 1:
+        yield Plan(
+            "group-sequences",
+            "Have the sampler give each step sequences of similar length: with one microbatch per DP rank, no deal"
+            " within a step helps",
+            Place(),
+            Scale(job.table, (1 + elastic * (grouped_cost(cost) - 1)) / safe(1 + elastic * (cost - 1))),
+            details={"assumes": "the sequences of these steps may change places, and cost the same on any DP rank"},
+            cause=cause,
+        )
+        return
     load, deal = cost.sum(axis=0), deal_job(cost)
     better = [best_deal_of_step(cost[:, step], deal[:, step]) for step in range(cost.shape[1])]
     dealt, best = dealt_cost(cost, deal), dealt_cost(cost, np.stack(better, axis=1))
-    elastic = profile.elasticity[:, :, :, None, None, None]
     change = Scale(job.table, (1 + elastic * (dealt - 1)) / safe(1 + elastic * (cost - 1)))
-    cause = max(causes, key=lambda finding: finding.saved_s)
     removals = [finding.change for finding in causes if finding.change is not None]
     bound_s = float(job.step_times(removals).mean())
     offset = job.attribution.recorded_s - job.unchanged_s

@@ -234,14 +234,23 @@ def share_words(run: RunVerdict, lost_s: float) -> str:
 
 def cause_sentence(cause: RunCause, zone: tzinfo, run: RunVerdict) -> str:
     """The cost of one cause: `rank 1 on a cost 15.6% of the run, steps 40 to 66, from 10:02 to 10:09 UTC; it is over`.
-    Of several at the same place, with its name.
+    Of several at the same place, with its name; of one that overlaps with others, also what it cost by itself.
     """
     place = cause.ranks, cause.hosts
     several = cause.ranks and sum((other.ranks, other.hosts) == place for other in run.alarming) > 1
     subject = f"{who_words(cause)}, {kind_words(cause.cause)}," if several else who_words(cause)
-    parts = [f"{subject} cost {share_words(run, cause.lost_s)}", steps_words(cause), times_words(cause, zone)]
+    cost = f"{subject} cost {share_words(run, cause.lost_s)}"
+    parts = [cost, _by_itself(cause, run), steps_words(cause), times_words(cause, zone)]
     state = f"; {_STATES[cause.state]}" if run.windows > 1 else ""
     return f"{', '.join(part for part in parts if part)}{state}"
+
+
+def _by_itself(cause: RunCause, run: RunVerdict) -> str:
+    """What a cause cost by itself, if its share of what it cost together with others is another figure."""
+    if cause.saved_s is None or not run.wall_s:
+        return ""
+    share, by_itself = (f"{cost_s / run.wall_s:.1%}" for cost_s in (cause.lost_s, cause.saved_s))
+    return "" if share == by_itself else f"{by_itself} by itself"
 
 
 def who_words(cause: RunCause) -> str:

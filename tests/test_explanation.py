@@ -48,7 +48,9 @@ def test_a_loss_that_all_ranks_share_is_explained_without_s() -> None:
 def test_a_rank_of_an_op_trace_costs_all_that_it_does_later_than_its_peers(tmp_path: Path) -> None:
     """Rank 1 takes 3 s for what rank 0 does in 1 s, and collects garbage for 5 s in one of two steps: 2 s and 2.5 s."""
     OpTrace(OPS, "two ranks", groups=DP).write_parquet(tmp_path / "ops.parquet")
-    rows = explanations(load(tmp_path / "ops.parquet").report)
+    report = load(tmp_path / "ops.parquet").report
+    assert "Python collects garbage for 2.50 s a step, on its peers for 0.00 s" in report.answer.headline
+    rows = explanations(report)
     assert rows["Lost"] == "T(kept) - T(kept, this rank at the pace of its peers) = 4.50 s a step"
     assert rows["Cause"] == "T(kept) - T(kept, without this cause) = 2.50 s a step, 38.5% of it"
 

@@ -48,7 +48,7 @@ IMPOSSIBLE = [
     ("windows", "cause_kinds", "['a', 'b', 'c', 'd', 'e', 'f', 'g']"),
     ("windows", "cause_places", "NULL"),
     ("windows", "cause_hosts", "[]"),
-    *(("windows", figure, "NULL") for figure in ("straggling", "trustworthy", "waste", "lost_gpu_hours_per_day")),
+    *(("windows", figure, "NULL") for figure in ("straggling", "trustworthy", "waste", "lost_gpu_hours")),
     ("windows", "slowdown", "NULL"),
     ("findings", "share", "'nan'"),
     ("findings", "confidence", "5"),

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import polars as pl
 import pytest
+from msgspec.structs import replace
 
 from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tracekit.analysis.job.pipeline import PipelineJob
@@ -75,6 +76,26 @@ def test_the_list_of_jobs_says_what_each_is_without_reading_its_ops(store: Store
     assert (first.name, first.steps, first.ops, first.layout, first.source) == ("first", 2, 96, LAYOUT, "slow.parquet")
     assert first.imported_at <= second.imported_at
     assert first.imported_at.utcoffset() is not None
+
+
+def test_jobs_come_by_what_the_answer_saves_a_day_and_those_not_to_be_trusted_last(store: Store) -> None:
+    """The first fix of the cheap job saves 99 GPU-hours a day, whatever the price of its leading cause; of one step, no
+    day follows.
+    """
+
+    def stored(name: str, saved_a_day: float, *, trusted: bool = True) -> Incoming:
+        trace = slow_trace((0, 1))
+        report = PipelineJob(trace).whatif()
+        place = report.verdict.first_fix
+        assert place is not None
+        report.fixes[place] = replace(report.fixes[place], saved_gpu_hours_per_day=saved_a_day)
+        return Incoming(trace, name, "x", Findings(replace(report, trust=replace(report.trust, trustworthy=trusted))))
+
+    once = Incoming(slow_trace((0,)), "once", "x", PipelineJob(slow_trace((0,))).stored())
+    store.add([stored("doubtful", 200.0, trusted=False), once, stored("cheap", 99.0), stored("dear", 100.0)])
+    lines = run("store", "list", "--store", store.path).out.splitlines()
+    shown = [line.split()[:2] for line in lines if line.endswith("UTC") or line[:1] == " "][1:]
+    assert shown == [["dear", "100"], ["cheap", "99"], ["once", "-"], ["doubtful", "?"]]
 
 
 def test_the_newest_is_the_job_imported_last_even_by_one_import(store: Store) -> None:

@@ -318,9 +318,9 @@ class Parts(Struct, frozen=True):
         noise_s = min(self.noise_s, self.lost_s - self.explained_s)
         if not self.to_tell:
             big = noise_s >= HEADLINE_UNEXPLAINED * self.step_s
-            return f"the noise of its ops costs {part(noise_s)} of {whole}" if big else None
+            return f"the noise of the ops costs {part(noise_s)} of {whole}" if big else None
         cost = f"stragglers cost {part(self.lost_s)} of {whole}"
-        by_noise = f", and {part(noise_s)} by the noise of its ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
+        by_noise = f", and {part(noise_s)} by the noise of the ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
         if not self.explained_s and not by_noise:
             return f"{cost}, for a reason tracekit does not know"
         return f"{cost} in all, {part(self.unexplained_s)} for reasons tracekit does not know{by_noise}"

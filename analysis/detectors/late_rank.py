@@ -193,8 +193,8 @@ def _leaves_room(job: GraphSubject) -> Bools:
 
 
 class RankBehind(Struct, frozen=True, eq=False):
-    """A rank, and where it is behind its peers. `spent_s`, `ops`: its seconds and ops in that part of its time;
-    `usual_s`, `usual_ops`: the median of its peers.
+    """A rank, and where it is behind its peers. `spent_s`, `ops`: its seconds, of the mean step or of the recording,
+    and all its ops in that part of its time; `usual_s`, `usual_ops`: the median of its peers.
     """
 
     job: GraphSubject
@@ -204,6 +204,16 @@ class RankBehind(Struct, frozen=True, eq=False):
     usual_s: float
     ops: int
     usual_ops: int
+
+    @property
+    def spent(self) -> str:
+        """Its seconds in words, which say whether they are of a step."""
+        return f"{seconds(self.spent_s)}{' a step' * (self.job.whole == 'step')}"
+
+    @property
+    def usual(self) -> str:
+        """Those of its peers in words."""
+        return seconds(self.usual_s)
 
     def candidate(self, kind: str, effect: str, *figures: Figure, freed: bool = False) -> Candidate:
         """Return the finding that makes it late. `freed`: without the calls in which it waits for its GPU and its
@@ -240,7 +250,9 @@ def _of(job: GraphSubject, rank: int, behind: Behind) -> RankBehind:
     total = ops.group_by("rank").agg(seconds=pl.col("duration").sum(), ops=pl.len())
     own, peers = (total.filter(pl.col("rank").eq(rank) == itself) for itself in (True, False))
     usual_s, usual = (float(np.median(peers[name].to_numpy())) if peers.height else 0.0 for name in ("seconds", "ops"))
-    return RankBehind(job, rank, behind, float(own["seconds"].sum()), usual_s, int(own["ops"].sum()), round(usual))
+    steps = len(job.steps)
+    spent_s = float(own["seconds"].sum()) / steps
+    return RankBehind(job, rank, behind, spent_s, usual_s / steps, int(own["ops"].sum()), round(usual))
 
 
 class Compared(NamedTuple):
@@ -320,7 +332,7 @@ def _longest_part(late: RankBehind) -> str:
         .sort("more", "phase", "operator", descending=[True, False, False])
     )
     first = excess.row(0, named=True)
-    return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'])})"
+    return f"; most of it in {first['phase']}: {first['operator']} (+{seconds(first['more'] / len(late.job.steps))})"
 
 
 #: Of kinds of findings on a rank that is behind in one part of its time: the part, and what the rank does.
@@ -331,18 +343,15 @@ _PARTS: Mapping[str, tuple[Part, Callable[[RankBehind], str]]] = {
     ),
     "late-data-loading": (
         Part.INPUT,
-        lambda late: f"waits {seconds(late.spent_s)} for its data loader, its peers {seconds(late.usual_s)}",
+        lambda late: f"waits {late.spent} for its data loader, its peers {late.usual}",
     ),
     "slow-host-code": (
         Part.HOST,
-        lambda late: (
-            f"its host works {seconds(late.spent_s)} between calls, {seconds(late.usual_s)} on its peers"
-            f"{_longest_part(late)}"
-        ),
+        lambda late: f"its host works {late.spent} between calls, {late.usual} on its peers{_longest_part(late)}",
     ),
     "python-gc": (
         Part.GC,
-        lambda late: f"Python collects garbage for {seconds(late.spent_s)}, on its peers for {seconds(late.usual_s)}",
+        lambda late: f"Python collects garbage for {late.spent}, on its peers for {late.usual}",
     ),
 }
 
@@ -368,12 +377,16 @@ def more_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
     """Yield the rank that is late because it has computes that not all peers have, or more of those that all have."""
     computes = compared(job)
     if computes is not None and computes.uneven:
-        extra = f"{computes.own:,} {computes.op}s ({seconds(computes.own_s)})"
-        effect = f"runs {extra} of shapes or counts that not all peers have"
+        in_steps = f" in {len(job.steps):,} steps" * (len(job.steps) > 1)
+        effect = (
+            f"runs {computes.own:,} {computes.op}s{in_steps} ({seconds(computes.own_s)}) of shapes or counts that not all"
+            " peers have"
+        )
         check = f"which {computes.op}s only this rank runs, and the shapes of their input"
         if computes.more_s > computes.own_s:
             effect = (
-                f"runs {computes.more:,.0f} {computes.op}s more than its peers ({seconds(computes.more_s)} of them)"
+                f"runs {computes.more:,.0f} {computes.op}s more than its peers{in_steps} ({seconds(computes.more_s)} of"
+                " them)"
             )
             check = f"which {computes.op}s this rank runs more often: the number of its microbatches in a step"
         yield replace(

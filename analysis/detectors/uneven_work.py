@@ -185,6 +185,7 @@ class UnevenSequences(Detector):
             figures,
             confidence_from(figures[1:]) * min(1.0, r),
             Scale(job.table, even[None, None, None]),
+            suggested_fix=None if len(even) > 1 else "have the sampler give each step sequences of similar length",
         )
 
 

@@ -402,7 +402,7 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
     saved = with_error(best.saved_s, 0.0 if best.bound else best.error_s)
     assumed = assumed_by(cause, best)
     assumes = f"; assumes {assumed}" if assumed else ""
-    hours = best.saved_gpu_hours_per_day if job.daily and cause.once is None else None
+    hours = _saved_a_day(cause, best)
     a_day = "" if hours is None else f", {three_digits(hours)} GPU-hours a day"
     step, estimate = job.unprofiled_step, best.saves_step_s
     if step is not None and estimate is not None and cause.once is None:
@@ -417,6 +417,13 @@ def _saves(job: Subject, cause: Cause, best: PricedFix) -> str:
         share = best.saved_s / job.recorded_s
         saves += f" ({seconds(job.recorded_s)} to {seconds(best.new_step_s)}, {share:.0%})"
     return f"{saves}{a_day}{assumes}"
+
+
+def _saved_a_day(cause: Cause, best: PricedFix | None) -> float | None:
+    """GPU-hours a day that a fix promises to save; None if it promises none, or its cause was seen once."""
+    if best is None or best.withheld is not None or cause.once is not None:
+        return None
+    return best.saved_gpu_hours_per_day
 
 
 def _culprits(assessed: Assessment, causes: Sequence[Cause]) -> Iterator[Culprit]:
@@ -468,6 +475,6 @@ def _accounts(
             share=cause.cost_s / job.recorded_s,
             confidence=cause.confidence,
             first_step=cause.since_step,
-            saved_gpu_hours_per_day=None if best is None or best.withheld else best.saved_gpu_hours_per_day,
+            saved_gpu_hours_per_day=_saved_a_day(cause, best),
             metrics="; ".join(test.sentence for test in cause.tests) or UNSET,
         )

@@ -52,7 +52,7 @@ class RlSubject(Subject, frozen=True, eq=False):
 
     @property
     def daily(self) -> bool:
-        return self.gpus_known is not None
+        return self.gpus_known is not None and len(self.steps) > 1
 
     @property
     def steps(self) -> Int32s:

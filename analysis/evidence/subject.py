@@ -77,12 +77,14 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def daily(self) -> bool:
-        """Whether it shows enough of the job to say what a day of it costs."""
-        return True
+        """Whether it shows enough of the job to say what a day of it costs: more than one step."""
+        return self.whole != "step" or len(self.steps) > 1
 
     def gpu_hours_per_day(self, share: float) -> float | None:
-        """GPU-hours a day that a share of the job's time is; None if the number of GPUs is not known."""
-        return None if self.gpus is None else share * self.gpus * 24
+        """GPU-hours a day that a share of the job's time is; None if no day of it follows (`daily`), or the number of
+        GPUs is not known.
+        """
+        return None if self.gpus is None or not self.daily else share * self.gpus * 24
 
     @property
     def everywhere(self) -> str:

@@ -136,6 +136,7 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
         lost = waste(slowdown) if slowdown else math.nan
         wasted_gpu_hours = None if job.gpus is None else float((times.original - times.ideal).sum()) * job.gpus / 3600
         wasted_gpu_hours = keys.pop("wasted_gpu_hours", wasted_gpu_hours)
+        wasted_per_day = self.evidence.gpu_hours_per_day(max(lost, 0.0))
         if on_gpus:
             keys["gpus"] = [*on_gpus, *keys.get("gpus", ())]
         loads = list(loads_sections(experts))
@@ -163,7 +164,7 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             waste=number(lost),
             straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
             wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
-            wasted_gpu_hours_per_day=None if job.gpus is None else number(max(lost * job.gpus * 24, 0.0)),
+            wasted_gpu_hours_per_day=None if wasted_per_day is None else number(wasted_per_day),
             assumptions=_assumptions(job) if self.evidence.daily else [],
             findings=[cause.finding for cause in diagnosis.causes],
             fixes=[priced.fix for priced in diagnosis.fixes],

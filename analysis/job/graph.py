@@ -99,7 +99,7 @@ class OfGraph(Job):
 
             check(replay, asked.fix)
             questions += [answer_fix(replay, text, self._gpus, evidence) for text in asked.fix]
-            questions += [answer_keep(replay, text, self._gpus) for text in asked.keep]
+            questions += [answer_keep(replay, text, self._gpus if evidence.daily else None) for text in asked.keep]
         tell("labels")
         labels = [self.attribute_by(*text.split(",")) for text in dict.fromkeys((*self._usual_labels(), *asked.by))]
         tell("critical path")
@@ -137,7 +137,7 @@ class OfGraph(Job):
 
         _ = self.times  # or the error that there are none
         if keep:
-            return answer_keep(self.replay, selection, self._gpus)
+            return answer_keep(self.replay, selection, self._gpus if self.evidence.daily else None)
         check(self.replay, (selection,))
         return answer_fix(self.replay, selection, self._gpus, self.evidence)
 

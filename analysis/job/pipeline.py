@@ -97,7 +97,7 @@ class PipelineJob(Job):
 
         gpus = self.trace.layout.world_size
         if keep:
-            return answer_keep(self.replay, selection, gpus)
+            return answer_keep(self.replay, selection, gpus if len(self.replay.graph.steps) > 1 else None)
         check(self.replay, (selection,))  # before the evidence is gathered
         return answer_fix(self.replay, selection, gpus, self.evidence)
 

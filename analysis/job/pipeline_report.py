@@ -109,7 +109,7 @@ class ReplayedJob(Struct, frozen=True):
             from tracekit.analysis.job.questions import answer_keep, check
 
             check(replay, asked.fix)
-            keeping = [answer_keep(replay, text, gpus) for text in asked.keep]
+            keeping = [answer_keep(replay, text, gpus if len(replay.graph.steps) > 1 else None) for text in asked.keep]
             labels += [by_labels(replay, *text.split(",")) for text in asked.by]
         attributed = attribute(replay, progress=progress) if attribution is None else attribution()
         subject = PipelineSubject.of(trace, replay, lambda: attributed)

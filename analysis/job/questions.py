@@ -45,8 +45,8 @@ def check(replay: GraphReplay, texts: Iterable[str]) -> None:
                 checked_selection(term.text, replay.graph, replay.durations)
 
 
-def answer_keep(replay: GraphReplay, text: str, gpus: int) -> Question:
-    """What if only the selected ops were as recorded and all else ideal?
+def answer_keep(replay: GraphReplay, text: str, gpus: int | None) -> Question:
+    """What if only the selected ops were as recorded and all else ideal? `gpus`: None if no day of the job follows.
 
     Raises SelectionError for a selection that cannot be understood or matches no op.
     """
@@ -63,12 +63,15 @@ def answer_fix(replay: GraphReplay, text: str, gpus: int, job: PipelineSubject |
     selected = [term.selection for term in terms if term.selection is not None]
     saving = job.unchanged - job.step_times(tuple(edits(job, terms)))
     ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
-    recorded_s = max(replay.fit.recorded_s, job.unchanged_s)
-    return answered(f"fix {text}", ops, recorded_s, saving, job.saving_error_s(saving, ()), gpus)
+    recorded_s, gpus_of_day = max(replay.fit.recorded_s, job.unchanged_s), gpus if job.daily else None
+    return answered(f"fix {text}", ops, recorded_s, saving, job.saving_error_s(saving, ()), gpus_of_day)
 
 
 def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: float, gpus: int | None) -> Question:
-    """A question with its answer. `saving`: of each step, [steps], seconds, of the mean step `recorded_s`."""
+    """A question with its answer. `saving`: of each step, [steps], seconds, of the mean step `recorded_s`.
+
+    `gpus`: None if no figure a day follows.
+    """
     saved_s = float(saving.mean())
     a_day = None if gpus is None else saved_s / recorded_s * gpus * 24
     return Question(words, ops, recorded_s - saved_s, saved_s, error_s, a_day)

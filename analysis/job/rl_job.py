@@ -151,7 +151,8 @@ class RlJob(Job):
                 raise SelectionError(f"{selection}: no price, {price.assumes}")
         saving = evidence.unchanged - evidence.step_times(changes)
         error_s = evidence.saving_error_s(saving, changes)
-        return answered(f"fix {selection}", self.trace.ops.height, evidence.recorded_s, saving, error_s, evidence.gpus)
+        gpus = evidence.gpus if evidence.daily else None
+        return answered(f"fix {selection}", self.trace.ops.height, evidence.recorded_s, saving, error_s, gpus)
 
     def build(self) -> None:
         _ = self.evidence

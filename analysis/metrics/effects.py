@@ -331,7 +331,7 @@ def _alarms(departures: pl.DataFrame, metric: str, low: float, high: float) -> I
             until=pl.col("time").max(),
             farthest=pl.col("smoothed").median(),
         )
-        .sort("since", "host")
+        .sort("since", "host", "device", "series", "stretch")
     )
     change = pl.col("farthest") if is_counter(metric) else pl.col("farthest").exp() - 1
     for row in stretches.with_columns(change=change).iter_rows(named=True):

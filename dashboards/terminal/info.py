@@ -119,8 +119,13 @@ def _names(counts: object) -> list[str]:
     return [str(name) for name in counts] if isinstance(counts, dict | list) else []
 
 
+def _trusted_savings(job: StoredJob) -> tuple[bool, float]:
+    """The key that puts the job first that saves most and can be trusted."""
+    return job.trusted, -1.0 if job.gives_back is None else job.gives_back
+
+
 def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
-    """Print the jobs of a store, in the order of the dashboard: by what fixing saves a day."""
+    """Print the jobs of a store by what fixing saves a day; last those whose reports are not to be trusted."""
     if not jobs:
         console.print(Text(f"{printable(store)}: no job yet; add one with `{adding(store)}`"))
         return
@@ -128,8 +133,9 @@ def print_jobs(store: str, jobs: Sequence[StoredJob], console: Console) -> None:
     heads = ["Job", "saves a day", "GPUs", "steps", *(["windows"] if several else []), "imported (UTC)"]
     table = new_table(*heads)
     console.print("Jobs by the GPU-hours a day that fixing them saves, most first")
-    for job in sorted(jobs, key=lambda job: -1.0 if job.gives_back is None else job.gives_back, reverse=True):
+    for job in sorted(jobs, key=_trusted_savings, reverse=True):
         saves = "-" if job.gives_back is None else three_digits(max(job.gives_back, 0.0))
+        saves = saves if job.trusted else "?"
         gpus = "-" if job.gpus is None else f"{job.gpus:,}"
         sizes = (job.steps, *([job.windows] if several else []))
         imported = f"{job.imported_at:%Y-%m-%d %H:%M}"

@@ -158,13 +158,17 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
     cost = _costliest_of_runs(bill) or _costliest_of_rows(bill)
     if cost is None:
         return
-    words, lost = cost
+    words, saved = cost
+    if saved is None:
+        yield "Worst", words
+        return
     useful = float(bill.by("part").filter(part=BillPart.USEFUL)["spent"].sum())
     money = ""
     if gpu_hour is not None and bill.gpu_hours is not None:
-        money = f", {lost * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
+        money = f", {saved * gpu_hour:,.2f} less at {gpu_hour:g} a GPU-hour"
     before, after = (
-        (three_digits(spent), f"{useful / spent:.0%}" if spent > 0 else "") for spent in (bill.total, bill.total - lost)
+        (three_digits(spent), f"{useful / spent:.0%}" if spent > 0 else "")
+        for spent in (bill.total, bill.total - saved)
     )
     trend = f"; {before[1]} to {after[1]} useful" if after[1] not in ("", before[1]) else ""
     yield "Worst", words
@@ -172,27 +176,30 @@ def _worst(bill: Bill, gpu_hour: float | None) -> Iterator[tuple[str, str]]:
         yield "Without", f"{before[0]} to {after[0]} {bill.unit}{money}{trend}"
 
 
-def _costliest_of_runs(bill: Bill) -> tuple[str, float] | None:
-    """The sentence about the costliest cause of all jobs, and what it cost in the unit of the bill; None if no cause
-    stands out.
+def _costliest_of_runs(bill: Bill) -> tuple[str, float | None] | None:
+    """The sentence about the costliest cause of all jobs, and what the bill would be less without it, in the unit of
+    the bill; None if no cause stands out.
     """
-    costs = [
-        (run.alarming[0].lost_s / 3600 if bill.gpu_hours is None else run.alarming[0].gpu_hours_lost, job, run)
-        for job, run in bill.runs.items()
-        if run.alarming
-    ]
-    counted = [(lost, job, run) for lost, job, run in costs if lost is not None]
+    in_hours = bill.gpu_hours is None
+    worst = [(run.alarming[0], job, run) for job, run in bill.runs.items() if run.alarming]
+    costs = [(cause.lost_s / 3600 if in_hours else cause.gpu_hours_lost, cause, job, run) for cause, job, run in worst]
+    counted = [(lost, cause, job, run) for lost, cause, job, run in costs if lost is not None]
     if not counted:
         return None
-    lost, job, run = max(counted, key=lambda cost: cost[0])
+    _, cause, job, run = max(counted, key=lambda cost: cost[0])
     prefix = f"{short(job)}: " if len(bill.wall_s) > 1 else ""
-    return f"{prefix}{cause_sentence(run.alarming[0], UTC, run)}", lost
+    saved = cause.gpu_hours_saved
+    if in_hours and cause.saved_s is not None:
+        saved = cause.saved_s / 3600
+    return f"{prefix}{cause_sentence(cause, UTC, run)}", saved
 
 
-def _costliest_of_rows(bill: Bill) -> tuple[str, float] | None:
-    """The same of a bill without places: the costliest cause of a loss."""
+def _costliest_of_rows(bill: Bill) -> tuple[str, float | None] | None:
+    """The same of a bill without places: the costliest cause of a loss. Its rows do not say what a cause that overlaps
+    with others cost by itself.
+    """
     losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("spent", descending=True)
     if losses.is_empty():
         return None
     cause, lost = losses.select("cause", "spent").row(0)
-    return f"{kind_words(cause)}, {three_digits(lost)} {bill.unit}", lost
+    return f"{kind_words(cause)}, {three_digits(lost)} {bill.unit}", None if cause in bill.overlapping else lost

@@ -94,14 +94,24 @@ def test_a_straggler_without_a_cause_is_lost_not_useful() -> None:
     ("lost_s", "expected"),
     [
         (3.0, {"bad-worker": 1.5, "late-rank": 0.5, "unexplained": 1.0}),
-        # Causes that hide each other share what they cost.
-        (1.0, {"bad-worker": 0.75, "late-rank": 0.25}),
+        # Causes that hide each other share what they cost, as 0.75 + 0.25 to 0.375: the mean of both their costs.
+        (1.0, {"bad-worker": 8 / 11, "late-rank": 3 / 11}),
     ],
 )
 def test_a_loss_is_divided_among_its_causes(lost_s: float, expected: dict[str, float]) -> None:
     causes = [cause("bad-worker", 1.0, 0.5), cause("bad-worker", 0.5), cause("late-rank", 0.25, 0.5, ranks=[2])]
     found = costs({"straggler": lost_s}, [*causes, cause("of a plug-in", 7.0)])
-    assert found.lost == {(BillPart.STRAGGLERS, kind): seconds for kind, seconds in expected.items()}
+    assert found.lost == pytest.approx({(BillPart.STRAGGLERS, kind): seconds for kind, seconds in expected.items()})
+
+
+def test_causes_that_overlap_share_what_they_cost_together_and_say_what_each_saves_by_itself() -> None:
+    """A rank that computes 5 s longer hides the late data of another, of 3 s: without it the step takes 2 s less,
+    without both 5 s. Stragglers cost 4 s by S, which counts the late rank, too.
+    """
+    causes = [cause("bad-worker", 2.0, 5.0), cause("late-data-loading", 0.0, 3.0, dp_ranks=[2])]
+    found = costs({"straggler": 4.0, "input-bound": 0.0}, causes, lost_s=5.0)
+    assert found.lost == {(BillPart.STRAGGLERS, "bad-worker"): 3.5, (BillPart.INPUT, "late-data-loading"): 1.5}
+    assert [(loss.saved_s, loss.overlaps) for loss in found.losses] == [(2.0, True), (0.0, True)]
 
 
 def test_losses_cost_together_what_the_verdict_says() -> None:

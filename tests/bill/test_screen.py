@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from rich.console import Console
 
 from tracekit.bill.ledger import Bill, Ledger
 from tracekit.costs.claimed import BillPart
 from tracekit.dashboards.terminal.verdicts import print_bill
+from tracekit.report.conclusions import RunCause, RunVerdict, State
+from tracekit.report.finding import LossKind
 
 
 def screen(bill: Bill) -> str:
@@ -34,3 +37,17 @@ def test_a_cause_without_which_the_bill_is_the_same_has_no_line_about_that() -> 
     shown = screen(bill(2880, 3.6, 33116.4))
     assert "Worst" in shown
     assert "Without" not in shown
+
+
+def test_a_cause_that_overlaps_is_told_with_what_it_cost_by_itself_and_the_bill_is_without_only_that() -> None:
+    """Of 2 hours, 1 is billed to a cause without which alone the run had taken half an hour less."""
+    billed = bill(1800, 3600, 1800)
+    cause = RunCause(
+        LossKind.STRAGGLER, "slow-worker", (1,), (), 3600.0, 0.5, 1.0, 0, 9, None, None, State.OVER, 1, 0, 0.5, 0.0,
+        saved_s=1800.0, gpu_hours_saved=0.5,
+    )  # fmt: skip
+    run = RunVerdict(0, 9, 1, 7200.0, 1.0, 7200.0, 3600.0, 0.5, 1.0, [cause], None, ())
+    shown = screen(replace(billed, runs={"job": run}))
+    assert "Worst    rank 1 cost 50.0% of the run, 25.0% by itself, steps 0 to 9\n" in shown
+    assert "Without  2 to 1.5 GPU-hours; 25% to 33% useful\n" in shown
+    assert "Without" not in screen(replace(billed, overlapping={"slow-worker"}))

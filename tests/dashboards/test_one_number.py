@@ -132,7 +132,7 @@ def test_no_price_of_the_what_if_page_stands_beside_an_ideal(shown: Any) -> None
 
 
 def test_a_job_faster_than_its_ideal_loses_nothing_anywhere(tmp_path: Path) -> None:
-    trace = slow_trace((0,))
+    trace = slow_trace((0, 1))
     found_out = PipelineJob(trace).lean().analysed(ReportOptions())
     faster = structs.replace(found_out.attribution, ideal=found_out.attribution.original * 1.25)
     kind, nothing = LossKind.CONTRADICTION, np.zeros(len(faster.steps))

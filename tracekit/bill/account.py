@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from itertools import groupby
@@ -244,15 +244,17 @@ def _bill_window(
     spent = ledger.add_one(stretch.start_s, stretch.until_s, gpus, lost_work, between, *work, *planned, *beyond, *rest)
     spent = spent[2 + len(work) :]
     for loss, planned_s, beyond_s in zip(costs.losses, spent, spent[len(planned) :], strict=False):
-        redone_s = steps * redone_share * (loss.seconds + loss.planned_s)
+        cost_s = loss.seconds + loss.planned_s
+        redone_s, saved_s = steps * redone_share * cost_s, steps * (cost_s if loss.saved_s is None else loss.saved_s)
         placed = loss if stretch.dated else replace(loss, since=None, until=None)
-        yield BilledLoss(window.row["number"], placed, planned_s + beyond_s, redone_s, steps * step_s, gpus)
+        billed_s, window_s = planned_s + beyond_s, steps * step_s
+        yield BilledLoss(window.row["number"], placed, billed_s, redone_s, window_s, gpus, min(saved_s, window_s))
 
 
 class BilledLoss(Struct, frozen=True):
     """What window `number` lost to one cause: `billed_s` seconds are on the bill as that; `redone_s` are in steps that
     a later attempt did again, which the bill has as lost work. `window_s`: seconds of all its steps. `gpus`: of the
-    job, None if unknown.
+    job, None if unknown. `saved_s`: seconds that the steps would have saved without this cause alone.
     """
 
     number: int
@@ -261,6 +263,7 @@ class BilledLoss(Struct, frozen=True):
     redone_s: float
     window_s: float
     gpus: int | None
+    saved_s: float
 
 
 class BilledWindow(Struct, frozen=True):
@@ -354,7 +357,7 @@ def run_of(account: Account) -> RunVerdict:
         recorded_s=recorded_s,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=_gpu_hours(account.losses),
+        gpu_hours_lost=_gpu_hours(account.losses, _lost_s),
         causes=causes,
         ended=ended,
         notes=account.bill.notes,
@@ -363,9 +366,9 @@ def run_of(account: Account) -> RunVerdict:
     )
 
 
-def _gpu_hours(losses: Sequence[BilledLoss]) -> float | None:
-    """GPU-hours of losses; None if the GPUs of the job are not known."""
-    gpu_seconds = [None if billed.gpus is None else _lost_s(billed) * billed.gpus for billed in losses]
+def _gpu_hours(losses: Sequence[BilledLoss], seconds: Callable[[BilledLoss], float]) -> float | None:
+    """GPU-hours of these seconds of losses; None if the GPUs of the job are not known."""
+    gpu_seconds = [None if billed.gpus is None else seconds(billed) * billed.gpus for billed in losses]
     return None if None in gpu_seconds else sum(filter(None, gpu_seconds)) / 3600
 
 
@@ -394,7 +397,7 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         hosts=first.loss.hosts,
         lost_s=lost_s,
         lost_share=_share(lost_s, account.wall_s),
-        gpu_hours_lost=_gpu_hours(billed),
+        gpu_hours_lost=_gpu_hours(billed, _lost_s),
         first_step=first.loss.first_step,
         last_step=last.loss.last_step,
         since=first.loss.since,
@@ -405,6 +408,8 @@ def _cause(billed: Sequence[BilledLoss], account: Account, state: State) -> RunC
         worst_window=worst.number,
         worst_share=_share(_lost_s(worst), worst.window_s),
         redone_s=sum(attempt.redone_s for attempt in billed),
+        saved_s=sum(attempt.saved_s for attempt in billed),
+        gpu_hours_saved=_gpu_hours(billed, lambda loss: loss.saved_s),
     )
 
 

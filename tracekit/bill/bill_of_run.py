@@ -154,6 +154,7 @@ class _Page(Struct):
             self.ledger.notes += [f"attempt {attempt.number} cannot be analysed: {attempt.costs}"] * (len(number) > 0)
         else:
             claims += attempt.costs.claims
+            self.ledger.overlapping |= {loss.cause for loss in attempt.costs.losses if loss.overlaps}
             if attempt.costs.doubt:
                 self.ledger.notes.append(
                     f"the analysis of attempt {attempt.number} is not trusted: {attempt.costs.doubt}"

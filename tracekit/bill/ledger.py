@@ -5,7 +5,7 @@ In: stretches of the wall clock of a job, each with its claims. Out: a `Bill`, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -47,13 +47,14 @@ KEPT_OR_LOST = BillPart.UNKNOWN, "kept or lost: no checkpoint shows it"
 class Bill(Struct, frozen=True):
     """`rows`: `job`, `team`, `week` (its Monday, UTC), `part`, `cause`, `seconds` of the wall clock, `gpu_hours`; team,
     week and GPU-hours are null where unknown. `wall_s`: the wall clock of each job, seconds. `notes`: what to bear in
-    mind. `runs`: the verdict on each job of a store.
+    mind. `runs`: the verdict on each job of a store. `overlapping`: causes that share time with others.
     """
 
     rows: pl.DataFrame
     wall_s: Mapping[str, float]
     notes: tuple[str, ...] = ()
     runs: Mapping[str, RunVerdict] = MappingProxyType({})
+    overlapping: Set[str] = frozenset()
 
     @property
     def gpu_hours(self) -> float | None:
@@ -134,6 +135,7 @@ class Ledger:
         self._many: list[pl.DataFrame] = []
         self._single: list[tuple[str, str, int | None, float, float, float]] = []
         self.notes: list[str] = []
+        self.overlapping = set[str]()
 
     def add_one(self, start_s: float, until_s: float, gpus: int | None, *claims: Claim) -> list[float]:
         """Divide one stretch from `start_s` to `until_s` after the origin among claims: each gets its seconds, or what
@@ -169,7 +171,7 @@ class Ledger:
             .with_columns(pl.lit(value, pl.String).alias(name) for name, value in self._job.items())
             .select(_ROWS.names())
         )
-        return Bill(rows, {str(self._job["job"]): wall_s}, tuple(self.notes))
+        return Bill(rows, {str(self._job["job"]): wall_s}, tuple(self.notes), overlapping=frozenset(self.overlapping))
 
     def _with_weeks(self, entries: pl.DataFrame) -> pl.DataFrame:
         """The entries, divided where a week begins."""

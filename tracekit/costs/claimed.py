@@ -25,7 +25,10 @@ TEAM_KEYS = ("team", "project", "label_team", "label_project")
 
 class PlacedLoss(Struct, frozen=True):
     """What the mean step loses to one cause at one place: `seconds`, and `planned_s` on planned work of the critical
-    path, which is billed as the part `work`.
+    path, which is billed as the part `work`. Of what goes only with several causes, it has its share.
+
+    `saved_s`: what the mean step saves if this cause alone goes, as a fix is priced; None where there is no price of
+    its own.
 
     `kind`: of the loss, None for losses that hide each other. `ranks`: global ranks, none for the whole job; `hosts`:
     of these, as far as known. `first_step`, `last_step`: those of the window that it slows down; `since`, `until`: when
@@ -44,6 +47,12 @@ class PlacedLoss(Struct, frozen=True):
     last_step: int | None = None
     since: float | None = None
     until: float | None = None
+    saved_s: float | None = None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it shares time with other causes, so that it costs another figure than it saves alone."""
+        return self.saved_s is not None and abs(self.seconds + self.planned_s - self.saved_s) > LEAST_S
 
 
 class ClaimedCosts(Struct, frozen=True):

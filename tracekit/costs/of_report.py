@@ -60,8 +60,8 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     length_s, gpus = report.length_s or None, report.job.gpus
     if not report.trust.trustworthy:
         return ClaimedCosts(planned, (), (NOT_TRUSTED,), gpus, length_s, next(iter(report.trust.reasons), None))
-    losses_s = _losses_s(report)
-    losses = _split_planned(planned, _placed(report, losses_s, planned))
+    placed, losses_s = _placed(report, planned)
+    losses = _split_planned(planned, placed)
     hidden_s = report.verdict.lost_s - sum(losses_s.values())
     losses.append(PlacedLoss(None, BillPart.UNKNOWN, HIDDEN, hidden_s))
     rest = shown_useful(report, losses_s, _uncounted(report, losses_s))
@@ -71,37 +71,53 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
     )
 
 
-def _losses_s(report: Report) -> dict[LossKind, float]:
-    """Seconds of each kind of loss, together no more than all cost together: those that lead come first."""
-    left_s, losses_s = report.verdict.lost_s, dict[LossKind, float]()
-    for loss in report.verdict.losses:
-        losses_s[loss.kind] = min(max(loss.lost_s, 0.0), left_s)
-        left_s -= losses_s[loss.kind]
-    return losses_s
-
-
-def _placed(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
-    """The losses by their causes; those of a loss that hide each other share what they cost together."""
-    lost, places = list[PlacedLoss](), _places(report)
-    for kind, lost_s in losses_s.items():
+def _placed(report: Report, planned: Mapping[BillPart, float]) -> tuple[list[PlacedLoss], dict[LossKind, float]]:
+    """The losses by their causes, and seconds of each kind of loss: together no more than all cost together."""
+    lost, places, losses_s = list[PlacedLoss](), _places(report), dict[LossKind, float]()
+    counted = {loss.kind for loss in report.verdict.losses}
+    shares_s, rests_s = _shares_s(report, [cause for cause in report.findings if _loss_of(cause) in counted])
+    for kind in dict.fromkeys(loss.kind for loss in report.verdict.losses):
         part = PART_OF.get(kind, BillPart.UNKNOWN)
         causes = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
-        named_s = sum(_cost_s(cause) for _, cause in causes)
-        scale = min(1.0, lost_s / named_s) if named_s else 0.0
         placed = []
         for position, cause in causes:
             work = _planned_part(cause)
             billed = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            placed.append(PlacedLoss(kind, billed, cause.kind, _cost_s(cause) * scale, 0.0, work, ranks, hosts, since))
-        cause_of_rest = UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind)
-        rest = PlacedLoss(kind, part, cause_of_rest, max(lost_s - named_s, 0.0))
+            loss = PlacedLoss(kind, billed, cause.kind, shares_s[id(cause)], 0.0, work, ranks, hosts, since)
+            placed.append(replace(loss, saved_s=max(cause.saved_s, 0.0)))
+        rest = PlacedLoss(kind, part, UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), rests_s[kind])
+        losses_s[kind] = rest.seconds + sum(loss.seconds for loss in placed)
         if kind is LossKind.STRAGGLER:  # a finding on a rank prices all that the rank does
             on_ranks = [bool(cause.where.ranks) for _, cause in causes]
             uneven_s = sum(_uneven_work_s(report, [*lost, *placed], planned).values())
             rest, placed = _reduced(uneven_s, rest, placed, on_ranks)
         lost += [*placed, rest]
-    return lost
+    return lost, losses_s
+
+
+def _shares_s(report: Report, causes: Sequence[Finding]) -> tuple[dict[int, float], dict[LossKind, float]]:
+    """Seconds of each cause, by its id, and what each kind of loss costs beyond its causes.
+
+    Causes overlap: one may cost less beside the others than once they are gone, or more. Each gets the mean of both,
+    which of two causes adds up to what they cost together; of more, as much more or less as makes it add up. What no
+    cause of a kind costs comes after all causes, the first kind first.
+    """
+    mean_s = [(max(cause.saved_s, 0.0) + max(cause.alone_s, 0.0)) / 2 for cause in causes]
+    most_s = [_cost_s(cause) for cause in causes]
+    left_s, rests_s = max(report.verdict.lost_s - sum(mean_s), 0.0), dict[LossKind, float]()
+    for loss in report.verdict.losses:
+        named_s = sum(_cost_s(cause) for cause in causes if _loss_of(cause) is loss.kind)
+        rests_s[loss.kind] = min(max(loss.lost_s - named_s, 0.0), left_s)
+        left_s -= rests_s[loss.kind]
+    together_s, added_s = report.verdict.lost_s - sum(rests_s.values()), sum(mean_s)
+    if together_s < added_s:
+        shares_s = [seconds * together_s / added_s for seconds in mean_s]
+    else:
+        beyond_s = sum(most_s) - added_s
+        toward = min((together_s - added_s) / beyond_s, 1.0) if beyond_s > 0 else 0.0
+        shares_s = [mean + toward * (most - mean) for mean, most in zip(mean_s, most_s, strict=True)]
+    return {id(cause): share_s for cause, share_s in zip(causes, shares_s, strict=True)}, rests_s
 
 
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:

@@ -404,6 +404,10 @@ class RunCause(Struct, frozen=True):
     clear_windows: Count = 0  #: windows between the first and the last of these that do not show it
     #: what to do first about it, as the report on `worst_window` says; null if it says nothing, or was not asked
     do: str | None = None
+    #: seconds that the run would have been shorter without this cause alone, as `whatif` prices it; causes that overlap
+    #: share in `lost_s` what goes only with several of them; null where an older version wrote it
+    saved_s: Seconds | None = None
+    gpu_hours_saved: Amount | None = None  #: the same in GPU-hours; null if the GPUs of the job are not known
 
     @property
     def is_known(self) -> bool:

@@ -291,6 +291,14 @@ class Report(Struct, frozen=True, kw_only=True):
         return None if self.verdict.first_fix is None else self.fixes[self.verdict.first_fix]
 
     @property
+    def saved_gpu_hours_per_day(self) -> float | None:
+        """GPU-hours a day that the fix to begin with saves, as `answer.saves` has them; None if it promises none."""
+        fix, leading = self.first_fix, self.leading_finding
+        if fix is None or fix.withheld is not None or leading is None or leading.once is not None:
+            return None
+        return fix.saved_gpu_hours_per_day
+
+    @property
     def slowdown_text(self) -> str:
         """S with its error, as people read it."""
         return slowdown_with_error(self.slowdown, self.slowdown_error)

@@ -70,7 +70,8 @@ JOIN windows AS newest ON newest.job_id = jobs.job_id AND newest.number = coales
 LEFT JOIN watches ON watches.job_id = jobs.job_id
 LEFT JOIN findings AS priced ON priced.job_id = newest.job_id AND priced.number = newest.number
 WHERE $name IS NULL OR jobs.name = $name
-ORDER BY gives_back DESC NULLS LAST, newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
+ORDER BY newest.trustworthy IS NOT FALSE DESC, gives_back DESC NULLS LAST,
+         newest.lost_gpu_hours_per_day DESC NULLS LAST, jobs.name
 """  # noqa: S608 - our own expression
 _WINDOWS = """
 SELECT jobs.name, windows.job_id, windows.number, windows.kind, windows.added_at, windows.first_step,
@@ -133,7 +134,8 @@ class Catalogue:
     def job_list(self) -> pl.DataFrame:
         """One row per job: name, source, and the columns of `windows` for its newest window.
 
-        `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first.
+        `gives_back`: GPU-hours a day that the first fix saves, what is lost where the store has no price; most first,
+        and jobs whose reports are not to be trusted last.
         `verdict`, `headline`, `share`: of its findings, null where it has none. `gpus`: of the job, null if the report
         does not know them.
         `windows`, `all_steps`, `all_ops`: totals of all its windows. `imported_at`: seconds since the epoch;
@@ -168,6 +170,7 @@ class Catalogue:
                 windows=row["windows"],
                 kind=TraceKind(row["kind"]),
                 gives_back=row["gives_back"],
+                trusted=row["trustworthy"] is not False,
             )
             for row in rows.iter_rows(named=True)
         )

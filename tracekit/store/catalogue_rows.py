@@ -69,7 +69,7 @@ class StoredJob:
 
     `layout`: None for op traces. `ranks`: GPUs of the layout, or ranks of an op trace. `gpus`: of the job, None
     if its report does not know them. `gives_back`: GPU-hours a day that the first fix saves, None if the job was not
-    analysed.
+    analysed, or no day follows from what was recorded. `trusted`: False if its report is not to be trusted.
     """
 
     name: str
@@ -83,6 +83,7 @@ class StoredJob:
     windows: int
     kind: TraceKind
     gives_back: float | None
+    trusted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +218,10 @@ def _possible() -> Mapping[str, Mapping[str, pl.Expr]]:
             "slowdown": _is_finite("slowdown", least=1e-15),
             "waste": _is_finite("waste", most=1.0) & _is_found("waste"),
             **{time: _is_finite(time, least=0.0) for time in ("recorded_s", "original_s", "ideal_s")},
-            **{
-                lost: _is_finite(lost) & (_is_found(lost) | (col(lost).is_null() & col("dp").is_null()))
-                for lost in ("lost_gpu_hours", "lost_gpu_hours_per_day")  # null where the GPUs of ops are not known
-            },
+            # Null where the GPUs of ops are not known; of a day, also where no day follows from the steps.
+            "lost_gpu_hours": _is_finite("lost_gpu_hours")
+            & (_is_found("lost_gpu_hours") | (col("lost_gpu_hours").is_null() & col("dp").is_null())),
+            "lost_gpu_hours_per_day": _is_finite("lost_gpu_hours_per_day"),
             **{figure: _is_found(figure) for figure in ("straggling", "trustworthy", "cause_kinds")},
             "cause_places": causes.eq_missing(col("cause_places").list.len()),
             "cause_hosts": col("cause_hosts").is_null() | (col("cause_hosts").list.len() == causes),

@@ -357,12 +357,12 @@ class LiveTables:
         rows: dict[str, list[dict[str, Any]]] = {"findings": [], "costs": [], "culprits": []}
         for window, findings in analysed:
             verdict, answer = findings.report.verdict, findings.report.answer
-            leading, metadata = answer.accounts[:1], window.item.trace.metadata
+            metadata = window.item.trace.metadata
             row = {
                 "verdict": verdict.kind,
                 **{column: getattr(verdict, column) for column in ("share", "confidence")},
                 **{column: getattr(answer, column) for column in ("headline", "trust", "fix")},
-                "saved_gpu_hours_per_day": leading[0].saved_gpu_hours_per_day if leading else None,
+                "saved_gpu_hours_per_day": findings.report.saved_gpu_hours_per_day,
                 "ranks_missing": _count(metadata.get("missing_ranks")),
                 "dropped_records": _number(metadata.get("dropped_records")),
             }

@@ -56,6 +56,8 @@ ORDERS = {
     "added": ("imported_at", True),
     "job": ("name", False),
 }
+#: Columns that reports say: a job whose report is not to be trusted comes last in their orders.
+_OF_REPORTS = ("lost_gpu_hours_per_day", "gives_back", "share")
 #: Columns of the table, and the order that their heading chooses.
 COLUMNS = {
     "Job": "job",
@@ -247,7 +249,8 @@ def _alarming_jobs(jobs: pl.DataFrame) -> list[Component]:
 def _table(jobs: pl.DataFrame, view: dict[str, str | None], part: int, views: Component) -> Component:
     rows = narrowed(jobs, view)
     column, largest_first = ORDERS[view["sort"] or "lost"]
-    rows = rows.sort(column, "name", descending=[largest_first, False], nulls_last=True)
+    doubtful = ~pl.col("trustworthy").fill_null(value=True) & (column in _OF_REPORTS)
+    rows = rows.sort(doubtful, column, "name", descending=[False, largest_first, False], nulls_last=True)
     parts = max(1, -(-rows.height // MOST_ROWS))
     part = min(max(part, 1), parts)
     page_rows = rows.slice((part - 1) * MOST_ROWS, MOST_ROWS)

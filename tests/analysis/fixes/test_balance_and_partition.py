@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.properties import examples
-from tracekit.analysis.fixes import best_deal_of_step, deal_job, deal_step, dealt_cost
+from tracekit.analysis.fixes import best_deal_of_step, deal_job, deal_step, dealt_cost, grouped_cost
 from tracekit.analysis.plans.best_plans import OneLane, best_split, stage_model
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import IDEAL, mean_step_time
@@ -53,6 +53,11 @@ def test_the_swap_that_helps_both_ranks_most_comes_first(monkeypatch):
     monkeypatch.setattr("tracekit.analysis.fixes.SWAPS", 1)
     cost = np.array([[10.0, 1.0], [6.0, 1.0], [0.0, 1.0]])
     assert cost.ravel()[best_deal_of_step(cost, np.arange(6).reshape(3, 2))].sum(axis=0).tolist() == [11.0, 8.0]
+
+
+def test_steps_of_one_microbatch_get_those_that_are_alike_the_cheap_ones_in_the_step_that_was_cheap():
+    """The longest of both steps last 5 and 4 s, then 2 and 5 s."""
+    assert grouped_cost(np.array([[[1.0, 5.0], [4.0, 1.5]]])).tolist() == [[[4.0, 5.0], [1.0, 1.5]]]
 
 
 def test_the_longest_microbatches_are_dealt_first_to_the_dp_rank_with_the_least_work_that_has_room():

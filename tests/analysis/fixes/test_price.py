@@ -320,6 +320,16 @@ def test_where_dealing_sequences_gives_back_nothing_what_helps_anyway_comes_firs
     assert answer.fix.startswith("Run twice as many microbatches of half the size; saves at most ")
 
 
+def test_of_uneven_sequences_in_steps_of_one_microbatch_the_fix_groups_those_of_similar_length():
+    """No deal within a step changes which microbatch is its longest, so that none is offered."""
+    answer = tracekit.job_of(
+        synthesize(SynthSpec(Layout(dp=4, pp=1), microbatches=1, steps=20, seed=3, causes=(SequenceLengthImbalance(),)))
+    ).whatif()
+    (fix,) = (fix for fix in answer.fixes if fix.cause == "sequence-length-imbalance")
+    assert (fix.kind, answer.first_fix, answer.answer.action) == ("group-sequences", fix, fix.title)
+    assert 0.5 * answer.findings[0].saved_s < fix.saved_s < answer.findings[0].saved_s
+
+
 def test_a_slow_worker_of_one_dp_rank_is_no_work_of_its_stage():
     """Stage 3 has half as much work again, rank 0 is slow. Layers go from stage 3 to all others, and a combination
     moves them once: with rank 0 repaired, too, the step is that of the job with a healthy rank 0 whose layers move.

@@ -106,7 +106,7 @@ def test_what_noise_costs_is_no_straggler() -> None:
     took = 1 + 0.2 * np.random.default_rng(5).standard_normal((4, 8, 16))
     report = report_of(ops_of(took))
     lost = 1 - report.step_time_s.ideal / report.step_time_s.original
-    assert report.answer.headline == f"no rank stands out; the noise of its ops costs {lost:.0%} of each step"
+    assert report.answer.headline == f"no rank stands out; the noise of the ops costs {lost:.0%} of each step"
     assert (report.verdict.kind, report.verdict.lost_s) == (LossKind.BALANCED, 0.0)
 
 

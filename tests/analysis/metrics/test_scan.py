@@ -37,6 +37,16 @@ def test_an_alarm_says_when_and_how_much() -> None:
     assert abs(alarm.to_s - BEGAN - 900) < 100
 
 
+def test_alarms_that_begin_together_are_in_the_order_of_their_devices() -> None:
+    frame = fleet(1, Fault(3, "compute", 0.25, 600, 900), lasts_s=1800, devices=1)
+    slow = frame.filter(host="node-03")
+    more = [slow.with_columns(device=pl.lit(str(device), pl.Categorical)) for device in range(1, 8)]
+    frame = pl.concat([frame, *more])
+    alarms = [alarm for alarm in scanned(Samples.of(frame), []) if alarm.host == "node-03"]
+    assert len({alarm.from_s for alarm in alarms}) == 1
+    assert [alarm.device for alarm in alarms] == list("01234567")
+
+
 def test_a_fault_of_most_of_the_time_is_no_fingerprint() -> None:
     for lasted_s in (1260, 1800):
         frame = fleet(1, Fault(3, "compute", 0.25, 0, lasted_s), lasts_s=1800, devices=1)

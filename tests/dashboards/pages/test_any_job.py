@@ -112,7 +112,7 @@ def test_a_run_of_post_training_without_an_alternative_has_no_words_of_ops(pages
 def test_the_page_of_an_op_trace_has_the_numbers_of_the_hand(pages: Pages) -> None:
     """Two ranks lose 4.5 s of every 6.5 s step: 33.2 of 48 GPU-hours a day. Forwards take 3 s of the critical path."""
     text = pages.text("/job", job="op trace")
-    assert "Rank 1 on n1 costs 69% of each step: Python collects garbage for 5.00 s" in text
+    assert "Rank 1 on n1 costs 69% of each step: Python collects garbage for 2.50 s a step" in text
     assert "4.50 s of every 6.50 s step, 33.2 of 48 GPU-hours a day" in text
     assert "forward\n3.00 s\n46%" in text
 

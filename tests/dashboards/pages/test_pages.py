@@ -124,7 +124,7 @@ def test_on_a_phone_a_row_has_what_is_lost_to_whom_and_on_a_desk_a_name_is_not_s
     tmp_path: Path, visit: Visit, show: Serve
 ) -> None:
     store = Store(tmp_path / "s.store")
-    job = replace(slow_trace((0,)), metadata={"label_team": "post-training of models"})
+    job = replace(slow_trace((0, 1)), metadata={"label_team": "post-training of models"})
     store.add([Incoming(job, "a-name-of-words", "x", PipelineJob(job).stored())])
     url = show(store.path).url
     page = visit("/", width=1024, base=url)
@@ -147,7 +147,7 @@ def test_what_burns_now_has_a_card_and_a_trend_of_its_windows(tmp_path: Path) ->
 def doubtful(tmp_path: Path, show: Serve) -> Serving:
     """A job that is trustworthy, and one of several causes that is not."""
     store = Store(tmp_path / "s.duckdb")
-    trace = slow_trace((0,))
+    trace = slow_trace((0, 1))
     found = PipelineJob(trace).stored()
     report = found.report.to_dict()
     report["trust"]["trustworthy"] = False
