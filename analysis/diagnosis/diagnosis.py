@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, structs
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import SpacePattern, Stall, TimePattern
 from tracekit.analysis.detectors.detector import (
+    Candidate,
     Detector,
     PlugInError,
     detector_of,
@@ -141,6 +142,11 @@ class Assessment(Struct, frozen=True, eq=False):
     def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         """Return the findings to report, in this order."""
         return tuple(findings)
+
+    def one_offs(self, candidates: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Return what stands apart in one or two steps, but for what `candidates` explain."""
+        del candidates
+        return ()
 
     @property
     def undecided(self) -> str | None:

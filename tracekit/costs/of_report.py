@@ -82,10 +82,14 @@ def _losses_s(report: Report) -> dict[LossKind, float]:
 
 def _placed(report: Report, losses_s: Mapping[LossKind, float], planned: Mapping[BillPart, float]) -> list[PlacedLoss]:
     """The losses by their causes; those of a loss that hide each other share what they cost together."""
-    lost, places = list[PlacedLoss](), _places(report)
+    lost, places, loss_of = list[PlacedLoss](), _places(report), _kinds_of_loss(report)
     for kind, lost_s in losses_s.items():
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        causes = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        causes = [
+            (position, cause)
+            for position, (cause, of_cause) in enumerate(zip(report.findings, loss_of, strict=True))
+            if of_cause is kind
+        ]
         named_s = sum(_cost_s(cause) for _, cause in causes)
         scale = min(1.0, lost_s / named_s) if named_s else 0.0
         placed = []
@@ -121,7 +125,8 @@ def _uneven_work_s(
     """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
     findings name, and work that the verdict leaves out of S.
     """
-    left_out = {_planned_part(cause) for cause in report.findings if _loss_of(cause) is not LossKind.STRAGGLER}
+    loss_of = zip(report.findings, _kinds_of_loss(report), strict=True)
+    left_out = {_planned_part(cause) for cause, kind in loss_of if kind is not LossKind.STRAGGLER}
     uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
@@ -166,8 +171,7 @@ def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLos
 def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
     """The costs of causes whose kind of loss the verdict does not count: in a recording, it counts only the largest."""
     others = dict[tuple[BillPart, str], float]()
-    for cause in report.findings:
-        kind = _loss_of(cause)
+    for cause, kind in zip(report.findings, _kinds_of_loss(report), strict=True):
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
             target = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
@@ -177,6 +181,14 @@ def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Clai
 
 def _cost_s(cause: Finding) -> float:
     return max(cause.saved_s, cause.alone_s, 0.0)
+
+
+def _kinds_of_loss(report: Report) -> list[LossKind | None]:
+    """The kind of loss of each finding: as the verdict counts it, which of a stall seen once is not that of its kind of
+    finding.
+    """
+    counted = {position: loss.kind for loss in report.verdict.losses for position in loss.causes}
+    return [counted.get(position) or _loss_of(cause) for position, cause in enumerate(report.findings)]
 
 
 def _loss_of(cause: Finding) -> LossKind | None:
