@@ -35,7 +35,7 @@ from tracekit.analysis.evidence.pipeline_subject import (
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.graph.op_grid import OpGrid, TransferGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, median, safe
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, NOTHING, median, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together, changed, scaled
 from tracekit.trace.model import COMMUNICATION, P2P, OpKind
 
@@ -255,9 +255,11 @@ def _stands_apart(beyond_s: Floats, least_s: float) -> Bools:
     worst = beyond_s.max(axis=(0, 2))
     for count in range(1, MOST_STEPS + 1):
         alone = isolated(worst, count)
-        if alone is not None and alone[1].sum() >= least_s:
-            in_steps = np.isin(np.arange(len(worst)), alone[0])
-            floor_s = max(_most_elsewhere_s(beyond_s, in_steps) / SHARE_OF_ANOTHER, _spread_s(beyond_s, in_steps))
+        if alone is None or alone[1].sum() < least_s:
+            continue
+        in_steps = np.isin(np.arange(len(worst)), alone[0])
+        floor_s = max(_most_elsewhere_s(beyond_s, in_steps) / SHARE_OF_ANOTHER, _spread_s(beyond_s, in_steps))
+        if worst[alone[0]].min() > floor_s:
             return np.asarray((beyond_s > floor_s) & in_steps[:, None])
     return np.zeros(beyond_s.shape, np.bool_)
 
@@ -272,12 +274,19 @@ def _spread_s(beyond_s: Floats, in_steps: Bools) -> float:
     return ONE_OFFS.spreads * MAD_TO_SIGMA * float(np.median(np.abs(beyond_s[:, ~in_steps])))
 
 
+def _times(beyond_s: Floats, in_steps: Bools) -> Floats:
+    """How many times as much as anything in other steps, or their noise, this is, [slots, steps, dp_ranks]."""
+    other_s = max(_most_elsewhere_s(beyond_s, in_steps), SHARE_OF_ANOTHER * _spread_s(beyond_s, in_steps))
+    return np.minimum(beyond_s / max(other_s, NOTHING), MOST_TIMES)
+
+
 def _of_network(work: _PartOfWork, least_s: float) -> Iterator[OneOff]:
     """Transfers that stand apart, of whoever takes part."""
     cells = _stands_apart(work.beyond_s, least_s)
     if cells.any():
         steps = np.flatnonzero(cells.any(axis=(0, 2)))
-        yield _one_off([work], [cells], steps.tolist(), np.asarray(cells.any(axis=(0, 2))), everywhere=True)
+        times = _times(work.beyond_s, np.asarray(cells.any(axis=(0, 2))))
+        yield _one_off([work], [cells], steps.tolist(), float(times[cells].min()), everywhere=True)
 
 
 def _of_workers(works: Sequence[_PartOfWork], least_s: float) -> Iterator[OneOff]:
@@ -297,6 +306,7 @@ def _of_workers(works: Sequence[_PartOfWork], least_s: float) -> Iterator[OneOff
         belongs.append(cells | (apart & (work.beyond_s > floor_s)))
     most = np.argmax([np.where(mask, work.beyond_s, 0.0) for mask, work in zip(belongs, works, strict=True)], axis=0)
     unusual = np.logical_or.reduce(belongs)
+    times = np.max([_times(beyond_s, in_steps) for beyond_s in (total_s, *(work.beyond_s for work in works))], axis=0)
     for part, steps, cells in _alike(unusual, most):
         workers = np.asarray(cells.any(axis=1))
         of_parts = sorted(
@@ -304,7 +314,7 @@ def _of_workers(works: Sequence[_PartOfWork], least_s: float) -> Iterator[OneOff
             key=lambda pair: (pair[0] is not works[part], -pair[0].beyond_s[pair[1]].max()),
         )
         chosen, masks = zip(*of_parts, strict=True)
-        yield _one_off(chosen, masks, steps, in_steps, everywhere=_everywhere(workers))
+        yield _one_off(chosen, masks, steps, float(times[cells].min()), everywhere=_everywhere(workers))
 
 
 def _alike(unusual: Bools, most: Ints) -> Iterator[tuple[int, list[int], Bools]]:
@@ -327,16 +337,15 @@ def _everywhere(workers: Bools) -> bool:
 
 
 def _one_off(
-    works: Sequence[_PartOfWork], masks: Sequence[Bools], steps: Sequence[int], in_steps: Bools, *, everywhere: bool
+    works: Sequence[_PartOfWork], masks: Sequence[Bools], steps: Sequence[int], factor: float, *, everywhere: bool
 ) -> OneOff:
     """What stands apart in `steps` at these cells, `masks` [slots, steps, dp_ranks], of these parts, most of it first.
 
-    `in_steps`: all steps in which anything stands apart, [steps].
+    `factor`: as of `OneOff`.
     """
     first, cells = works[0], masks[0]
     beyond_s = np.sum([np.where(mask, work.beyond_s, 0.0) for mask, work in zip(masks, works, strict=True)], axis=0)
     extra_s = beyond_s[:, list(steps)].max(axis=(0, 2))
-    noise_s = max(_most_elsewhere_s(first.beyond_s, in_steps), SHARE_OF_ANOTHER * _spread_s(first.beyond_s, in_steps))
     worst = np.unravel_index(int(np.where(cells, first.beyond_s, -np.inf).argmax()), cells.shape)
     single = [
         (ops.beyond_s[worst[0], :, worst[1], worst[2]], ops.usual_s[worst[0], :, 0, worst[2]]) for ops in first.ops
@@ -352,7 +361,7 @@ def _one_off(
         everywhere,
         tuple(steps),
         extra_s,
-        min(float(first.beyond_s[cells].min()) / max(noise_s, 1e-9), MOST_TIMES),
+        factor,
         int((beyond > beyond.max() / 2).sum()),
         bool(real.any() and float(np.median(factors)) >= ONE_OFFS.of_all * mean),
         Together(

@@ -141,9 +141,16 @@ def test_three_times_is_no_stall_of_its_own(steps: tuple[int, ...]) -> None:
     assert report.verdict.kind is LossKind.INPUT
 
 
-def test_a_step_like_others_is_no_stall() -> None:
-    """A quarter of what the longest has in another step is it, too: the longest has four of these, 1.0 and 0.3 s."""
-    report = report_on(trace_of({2: {1: longer(DATA, 1.0)}, 5: {0: longer(DATA, 0.3)}, 7: {3: longer(DATA, 0.3)}}))
+@pytest.mark.parametrize(
+    "extra_s",
+    [
+        (0.0, 0.0, 1.0, 0.0, 0.0, 0.3, 0.0, 0.3, 0.0, 0.0),  # 1.0 s is not four times 0.3 s
+        (0.03, 0.03, 1.0, 0.03, 0.03, 0.5, 0.03, 0.14, 0.03, 0.03),  # 0.5 s not four times 0.14 s, 1.0 s not 0.5 s
+    ],
+)
+def test_a_step_like_others_is_no_stall(extra_s: Sequence[float]) -> None:
+    """`extra_s`: by how much data is late in each step, on the ranks in turn."""
+    report = report_on(trace_of({step: {step % RANKS: longer(DATA, late_s)} for step, late_s in enumerate(extra_s)}))
     assert not [cause for cause in named(report) if cause.where.steps]
 
 
