@@ -89,7 +89,9 @@ def _kind(one_off: OneOff) -> str:
     """The kind of finding that this is if it returns."""
     match one_off.part:
         case WorkPart.COMPUTE:
-            return "bad-worker" if one_off.all_slow and not one_off.everywhere else "process-pauses"
+            if not one_off.all_slow:
+                return "process-pauses"
+            return "slow-steps" if one_off.everywhere else "bad-worker"
         case WorkPart.DATA:
             return "late-data-loading"
         case WorkPart.OPTIMIZER:

@@ -260,7 +260,10 @@ def _stands_apart(beyond_s: Floats, least_s: float) -> Bools:
         in_steps = np.isin(np.arange(len(worst)), alone[0])
         floor_s = max(_most_elsewhere_s(beyond_s, in_steps) / SHARE_OF_ANOTHER, _spread_s(beyond_s, in_steps))
         if worst[alone[0]].min() > floor_s:
-            return np.asarray((beyond_s > floor_s) & in_steps[:, None])
+            # A quarter of the worst is it, too; where the usual worker has that, no other one is chosen.
+            shares = beyond_s >= SHARE_OF_ANOTHER * worst[:, None]
+            of_all = 2 * shares.sum(axis=(0, 2)) > beyond_s[:, 0].size
+            return np.asarray(((beyond_s > floor_s) | (shares & of_all[:, None])) & in_steps[:, None])
     return np.zeros(beyond_s.shape, np.bool_)
 
 
@@ -308,13 +311,15 @@ def _of_workers(works: Sequence[_PartOfWork], least_s: float) -> Iterator[OneOff
     unusual = np.logical_or.reduce(belongs)
     times = np.max([_times(beyond_s, in_steps) for beyond_s in (total_s, *(work.beyond_s for work in works))], axis=0)
     for part, steps, cells in _alike(unusual, most):
-        workers = np.asarray(cells.any(axis=1))
+        everywhere = _everywhere(np.asarray(cells.any(axis=1)))
+        longest = np.where(cells, times, 0.0).max(axis=(0, 2))[steps]
         of_parts = sorted(
             ((work, mask & cells) for work, mask in zip(works, belongs, strict=True) if (mask & cells).any()),
             key=lambda pair: (pair[0] is not works[part], -pair[0].beyond_s[pair[1]].max()),
         )
         chosen, masks = zip(*of_parts, strict=True)
-        yield _one_off(chosen, masks, steps, float(times[cells].min()), everywhere=_everywhere(workers))
+        factor = longest.min() if everywhere else times[cells].min()
+        yield _one_off(chosen, masks, steps, float(factor), everywhere=everywhere)
 
 
 def _alike(unusual: Bools, most: Ints) -> Iterator[tuple[int, list[int], Bools]]:

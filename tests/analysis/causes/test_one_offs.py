@@ -90,6 +90,15 @@ def test_a_stall_of_all_ranks_blames_none() -> None:
     )
 
 
+def test_a_stall_that_most_ranks_share_is_that_of_all() -> None:
+    """Data is 1.0, 0.5, 0.4 and 0.1 s late in one step, 0.2 s on one rank in another: only 1.0 s is four of these."""
+    late = dict(enumerate(longer(DATA, late_s) for late_s in (1.0, 0.5, 0.4, 0.1)))
+    report = report_on(trace_of({6: late, 3: {2: longer(DATA, 0.2)}}))
+    cause = named(report)[0]
+    assert (cause.kind, cause.where) == ("late-data-loading", Place(steps=(6,)))
+    assert cause.saved_s == pytest.approx(0.09)  # the last rank keeps its 0.1 s
+
+
 def test_two_ranks_that_stall_in_different_steps_are_two_stalls() -> None:
     report = report_on(trace_of({2: {0: longer(FIRST_FORWARD, 1.0)}, 8: {3: longer(FIRST_FORWARD, 0.8)}}))
     assert {(cause.where.workers, cause.where.steps): cause.saved_s for cause in named(report)} == {
