@@ -147,7 +147,9 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         of_kind = losses[:1] if named.kind is LossKind.MINOR else losses
         leading = next((loss.causes for loss in of_kind if named.kind in {loss.kind, LossKind.MINOR}), ())
         rest = rest_words(job, parts) or ""
-        once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
+        one_offs = [cause for cause in causes if cause.one_off]  # they may hide each other
+        once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes if not cause.one_off)
+        once_s += float(_recovered_s(job, one_offs).mean())
         of_mean_ops = lost_s == straggling_s(job, causes, parts)
         return NamedLoss(
             kind=named.kind,

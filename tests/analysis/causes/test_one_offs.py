@@ -107,6 +107,14 @@ def test_two_ranks_that_stall_in_different_steps_are_two_stalls() -> None:
     }
 
 
+def test_stalls_that_hide_each_other_do_not_return() -> None:
+    """Ending the stall of one rank saves nothing until that of the other has gone, too."""
+    report = report_on(trace_of({5: {0: longer(DATA, 1.0), 3: longer(HOST, 1.0)}}))
+    assert {cause.where.workers for cause in named(report)} == {(Worker(0, 0),), (Worker(3, 0),)}
+    assert report.verdict.lost_s == pytest.approx(0.1)
+    assert report.verdict.lost_gpu_hours_per_day == pytest.approx(0.0)
+
+
 @pytest.mark.parametrize(
     ("hosts", "where", "kind"),
     [
