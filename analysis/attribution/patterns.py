@@ -48,6 +48,10 @@ _SPARSEST = 8
 _ROUNDING = 1e-6
 #: Workers whose S_w - 1 reaches this share of the largest one are slow too.
 HOT_SHARE = 0.4
+#: What is isolated is seen in this many steps at most, if they are fewer than half of all ...
+MOST_STEPS = 2
+#: ... and another step that has more than this share of what these have, has it, too.
+SHARE_OF_ANOTHER = 0.25
 #: A stage (or DP rank) is slow as a whole if this share of its workers is slow.
 WHOLE_SHARE = 0.7
 #: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
@@ -146,6 +150,19 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
         height = float((series[slow] - level).max() / noise)
         return pattern(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
     return pattern(steady, level, SMALLEST_SLOWDOWN)
+
+
+def isolated(values: Floats, count: int) -> tuple[Ints, Floats, float] | None:
+    """Positions of the `count` largest of some values, ascending, by how much each exceeds what is usual among the
+    others, and that, at least 0; None unless they stand far apart from all others, and are fewer than half of all.
+    """
+    if 2 * count >= len(values):
+        return None
+    largest = np.sort(np.argsort(-values, kind="stable")[:count])
+    others = np.delete(values, largest)
+    usual = max(float(np.median(others)), 0.0)
+    beyond = values[largest] - usual
+    return (largest, beyond, usual) if others.max() - usual <= SHARE_OF_ANOTHER * beyond.min() else None
 
 
 def _change_point(series: Floats, noise: float) -> tuple[int, float]:

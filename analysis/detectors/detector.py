@@ -56,7 +56,8 @@ class Candidate(Struct, frozen=True, eq=False):
     `follows`: the kinds of finding that this is about.
     `most`: the job with as much gone as the fix can take away at most, where that is more than `change`. `excess`: how
     much longer the part of the rank takes than its peers', 0.4 = 40 %, which metrics of its machine can confirm;
-    `slowest`: the worker that this is of, if `where` holds others, too.
+    `slowest`: the worker that this is of, if `where` holds others, too. `one_off`: it stands apart in one or two steps,
+    and nothing shows that it returns; `signature`, `refuted_by`: override those of the detector.
     """
 
     kind: str
@@ -78,6 +79,9 @@ class Candidate(Struct, frozen=True, eq=False):
     most: Any = None
     excess: float | None = None
     slowest: Worker | None = None
+    one_off: bool = False
+    signature: str | None = None
+    refuted_by: str | None = None
 
 
 class Repair(Struct, frozen=True):
@@ -116,7 +120,8 @@ class Detector(ABC):
     `lost_to`: the end of "12 ms of every step ...". `planned`: ops of planned work of the training loop that it
     consists of, which is no straggler, though S counts it. `by_chance`: it hits single ops, so no step is certain to
     have it. `explains_delays`: launch delays that go with it are accounted for. `beyond_experts`: it looks at what
-    uneven loads of experts leave unexplained.
+    uneven loads of experts leave unexplained. `beyond_one_offs`: it looks at the job without what stands apart in one
+    or two steps.
 
     `counted`: it rests on what was counted besides the times of ops, so a longer op does not explain it.
 
@@ -139,6 +144,7 @@ class Detector(ABC):
     by_chance: ClassVar[bool] = False
     explains_delays: ClassVar[bool] = True
     beyond_experts: ClassVar[bool] = True
+    beyond_one_offs: ClassVar[bool] = True
     counted: ClassVar[bool] = False
     repair: ClassVar[Repair | None] = None
     treatment: ClassVar[Treatment | None] = None
@@ -180,6 +186,11 @@ class Detector(ABC):
         """
         few = self.stragglers_where_few if place.workers else place.ranks
         return LossKind.STRAGGLER if few else self.loss
+
+
+def loss_of(cause: Candidate | Cause) -> LossKind:
+    """Return the kind of loss that a finding causes: what stands apart in one or two steps is a stall."""
+    return LossKind.STALLS if cause.one_off else detector_of(cause.kind).loss_at(cause.where)
 
 
 def only_in(

@@ -378,16 +378,12 @@ def more_computes(kind: str, job: GraphSubject) -> Iterator[Candidate]:
     computes = compared(job)
     if computes is not None and computes.uneven:
         in_steps = f" in {len(job.steps):,} steps" * (len(job.steps) > 1)
-        effect = (
-            f"runs {computes.own:,} {computes.op}s{in_steps} ({seconds(computes.own_s)}) of shapes or counts that not all"
-            " peers have"
-        )
+        extra = f"{computes.own:,} {computes.op}s{in_steps} ({seconds(computes.own_s)})"
+        effect = f"runs {extra} of shapes or counts that not all peers have"
         check = f"which {computes.op}s only this rank runs, and the shapes of their input"
         if computes.more_s > computes.own_s:
-            effect = (
-                f"runs {computes.more:,.0f} {computes.op}s more than its peers{in_steps} ({seconds(computes.more_s)} of"
-                " them)"
-            )
+            extra = f"{computes.more:,.0f} {computes.op}s more than its peers{in_steps}"
+            effect = f"runs {extra} ({seconds(computes.more_s)} of them)"
             check = f"which {computes.op}s this rank runs more often: the number of its microbatches in a step"
         yield replace(
             computes.behind.candidate(kind, effect),

@@ -194,6 +194,7 @@ class StepsSlowForAll(Detector):
         cpu="compare the clocks of all cores in those steps with the others (turbostat); leave warm-up and compilation"
         " out of the trace",
     )
+    beyond_one_offs = False
     repair = Repair("steady-steps", "Keep all steps as fast as the usual one", "all steps as fast as the usual one")
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, structs
 from tracekit.analysis.attribution.attribution import Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import Stall
 from tracekit.analysis.detectors.detector import (
+    Candidate,
     Detector,
     PlugInError,
     detector_of,
@@ -136,6 +137,11 @@ class Assessment(Struct, frozen=True, eq=False):
     def reported(self, findings: Sequence[Cause]) -> tuple[Cause, ...]:
         """Return the findings to report, in this order."""
         return tuple(findings)
+
+    def one_offs(self, candidates: Sequence[Candidate]) -> Iterable[Candidate]:
+        """Return what stands apart in one or two steps, but for what `candidates` explain."""
+        del candidates
+        return ()
 
     @property
     def undecided(self) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import structs
 
 from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.analysis.attribution.patterns import TimePattern, pattern_of_series
+from tracekit.analysis.attribution.patterns import MOST_STEPS, TimePattern, isolated, pattern_of_series
 from tracekit.analysis.detectors.detector import (
     FINDINGS,
     Advice,
@@ -27,6 +27,7 @@ from tracekit.analysis.detectors.detector import (
     detector_of,
     guarded,
     is_plug_in,
+    loss_of,
     own_detectors,
     remedy_for,
 )
@@ -48,10 +49,6 @@ SMALLEST_FIRST_SHARE = 0.05
 SMALLEST_SHARE_IN_TIME = 0.5
 #: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
 MOST_OF_IT = 0.5
-#: In this many steps it was seen at most, if they are fewer than half of all.
-MOST_STEPS = 2
-#: Another step that loses more than this share of what these lose has it, too.
-SHARE_OF_ANOTHER = 0.25
 
 
 def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Cause, ...]:
@@ -61,16 +58,19 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     """
     job, least_s = assessed.job, assessed.smallest_cost_s
     used = own_detectors(job.kind, job) if detectors is None else detectors
-    beyond_experts = job.beyond_experts
+    usual = job.beyond_one_offs  # one or two steps show nothing that returns
+    beyond_experts = usual.beyond_experts
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
-            new = detector.find(beyond_experts if detector.beyond_experts else job)
+            looked_at = usual if detector.beyond_one_offs else job
+            new = detector.find(beyond_experts if detector.beyond_experts and looked_at is usual else looked_at)
             candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):
-            candidates = list(detector.review(job, candidates))
-    candidates = [each for each in candidates if can_conclude(job, detector_of(each.kind).loss_at(each.where))]
+            candidates = list(detector.review(usual, candidates))
+    candidates = [*candidates, *assessed.one_offs(candidates)]
+    candidates = [each for each in candidates if can_conclude(job, loss_of(each))]
     candidates = one_at_a_place(job, candidates)
     named = [
         cause
@@ -168,7 +168,8 @@ def _priced(job: Subject, candidates: Sequence[Candidate]) -> list[Cause]:
     """Price each candidate."""
     costly = [candidate for candidate in candidates if candidate.change is not None]
     changes = [candidate.change for candidate in costly if candidate.change is not None]
-    without_each = [_without(job, candidate) for candidate in candidates]
+    one_offs = [candidate.change for candidate in candidates if candidate.one_off]
+    without_each = [_without(job, candidate, one_offs) for candidate in candidates]
     floor_s = float(job.step_times(changes).mean()) if len(changes) > 1 else 0.0
     causes = []
     for candidate, without in zip(candidates, without_each, strict=True):
@@ -188,11 +189,18 @@ def _saves_step(job: Subject, candidate: Candidate) -> Estimate | None:
     return saves if saves is None or most is None else Estimate(saves.value, saves.low, max(saves.high, most.high))
 
 
-def _without(job: Subject, candidate: Candidate) -> Floats | None:
-    """Step times without a candidate, seconds, [steps]; None if the job has it whatever changes."""
+def _without(job: Subject, candidate: Candidate, one_offs: Sequence[Any]) -> Floats | None:
+    """Step times without a candidate, seconds, [steps]; None if the job has it whatever changes.
+
+    What returns saves as much as in the job without `one_offs`, changes that end these: it did not make them longer.
+    """
     if candidate.change is None:
         return None
     with guarded(candidate.kind):
+        if one_offs and not candidate.one_off:
+            return np.asarray(
+                job.unchanged - (job.step_times(one_offs) - job.step_times((*one_offs, candidate.change)))
+            )
         without = job.step_times((candidate.change,))
         if is_plug_in(candidate.kind) and not (np.isfinite(without) & (without >= 0)).all():
             raise ValueError("after its change, some step time is negative or no number")
@@ -235,9 +243,11 @@ def _cause(
         where=where,
         where_text=str(where),
         since_step=since_step(where, time),
-        when=when(where, time, job.whole, by_chance=by_chance, of_one=len(steps) == 1),
+        when=f"in {steps_words(once.steps)}"
+        if once is not None and job.whole == "step"
+        else when(where, time, job.whole, by_chance=by_chance, of_one=len(steps) == 1),
         time=time,
-        signature=detector.signature,
+        signature=candidate.signature or detector.signature,
         effect=candidate.effect,
         evidence=tuple(
             conclusions.EvidenceFigure(row.name, number(row.value), float(row.needed), row.unit, row.words)
@@ -248,7 +258,7 @@ def _cause(
         alone_s=alone_s,
         bound=candidate.bound,
         saved_when_acting_s=when_acting_s,
-        refuted_by=detector.refuted_by,
+        refuted_by=candidate.refuted_by or detector.refuted_by,
         next_check=advice_text(candidate.next_check or detector.next_check, on_cpus=on_cpus),
         suggested_fix=remedy_for(candidate.suggested_fix or detector.suggested_fix, job.names, where, on_cpus=on_cpus),
         spent=candidate.spent,
@@ -260,6 +270,7 @@ def _cause(
         priced=candidate.change is not None,
         change=candidate.change,
         without_s=without_s,
+        one_off=candidate.one_off,
         every_step=candidate.every_step,
         follows=candidate.follows,
         excess=candidate.excess,
@@ -306,14 +317,9 @@ def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
     """The few steps that hold most of a loss; None if it recurs. `lost_s`: of each of `steps`, seconds, [steps]."""
     total_s = float(lost_s.clip(min=0).sum())
     for count in range(1, MOST_STEPS + 1):
-        if 2 * count >= len(steps):
-            return None
-        largest = np.sort(np.argsort(-lost_s, kind="stable")[:count])
-        others = np.delete(lost_s, largest)
-        others_s = max(float(np.median(others)), 0.0)
-        beyond_s = lost_s[largest] - others_s
-        alone = others.max() - others_s <= SHARE_OF_ANOTHER * beyond_s.min()
-        if alone and beyond_s.sum() > MOST_OF_IT * total_s:
+        alone = isolated(lost_s, count)
+        if alone is not None and alone[1].sum() > MOST_OF_IT * total_s:
+            largest, beyond_s, others_s = alone
             in_steps = tuple(int(steps[index]) for index in largest)
             return SeenOnce(in_steps, tuple(beyond_s.tolist()), others_s, len(steps))
     return None
@@ -332,7 +338,9 @@ def is_run(steps: Sequence[int]) -> bool:
 
 
 def steps_words(steps: Sequence[int]) -> str:
-    """Ascending steps: "step 7", "steps 7 to 12", or "6 steps, 7 the first"."""
+    """Ascending steps: "step 7", "steps 7 to 12", "steps 4 and 9", or "6 steps, 7 the first"."""
+    if len(steps) == 2 and not is_run(steps):
+        return f"steps {steps[0]} and {steps[1]}"
     in_a_row = len(steps) == 1 or is_run(steps)
     return steps_text(steps[0], steps[-1]) if in_a_row else f"{len(steps)} steps, {steps[0]} the first"
 

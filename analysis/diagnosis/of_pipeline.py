@@ -22,7 +22,7 @@ from tracekit.analysis.attribution.attribution import (
     ReplayTrust,
 )
 from tracekit.analysis.attribution.patterns import Stall, space_pattern, time_pattern
-from tracekit.analysis.detectors.detector import FINDINGS, Treatment, detector_of
+from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Treatment, detector_of, loss_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
     LossWithCauses,
@@ -34,6 +34,7 @@ from tracekit.analysis.diagnosis.diagnosis import (
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
+from tracekit.analysis.evidence.one_offs import one_offs_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause, Plan
@@ -91,13 +92,21 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def undecided(self) -> str | None:
         return undecided(self.job)
 
+    def one_offs(self, candidates: Sequence[Candidate]) -> Iterable[Candidate]:
+        if not one_offs_of(self.job):
+            return ()
+        from tracekit.analysis.detectors.one_offs import one_off_stalls  # most jobs need none
+
+        return one_off_stalls(self.job, candidates)
+
     def ordered(self, causes: tuple[Cause, ...], fixes: Sequence[PricedFix]) -> tuple[Cause, ...]:
         return paying_first(causes, fixes)
 
     def plans(self, causes: Sequence[Cause]) -> Iterable[Plan]:
         """See `Assessment.plans`. Raises SelectionError if the number of `layers` differs from that of the stages."""
+        lasting = [cause for cause in causes if not cause.one_off]
         treated = {
-            treatment: [cause for cause in causes if detector_of(cause.kind).treatment is treatment]
+            treatment: [cause for cause in lasting if detector_of(cause.kind).treatment is treatment]
             for treatment in Treatment
         }
         machines = treated[Treatment.REPLACE_MACHINES]
@@ -137,7 +146,9 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         kind, headline_s, sentence = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
         of_kind = losses[:1] if kind is LossKind.MINOR else losses
         rest = rest_words(job, parts) or ""
-        once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes)
+        one_offs = [cause for cause in causes if cause.one_off]  # they may hide each other
+        once_s = sum((1 - cause.returning_share) * cause.saved_s for cause in causes if not cause.one_off)
+        once_s += float(_recovered_s(job, one_offs).mean())
         return NamedLoss(
             kind=kind,
             sentence=sentence if rest in sentence else f"{sentence}; {rest}",
@@ -156,7 +167,11 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         job, trust = self.job, self.job.attribution.trust
         if self.method is Method.TRACEKIT:
             gaps_are_the_host = job.trace.timed_on_gpus
-            explain = (cause for cause in causes if gaps_are_the_host or detector_of(cause.kind).explains_delays)
+            explain = (
+                cause
+                for cause in causes
+                if gaps_are_the_host or cause.one_off or detector_of(cause.kind).explains_delays
+            )
             trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
         if doubts := doubts_of(causes):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
@@ -196,7 +211,7 @@ def _recovered_s(job: PipelineSubject, causes: Iterable[Cause], plain: Sequence[
     """Seconds of each step that go when all causes go together, [steps], after the changes of `plain`.
 
     S ignores launch delays and overlap between steps (`_PLAIN`): a cause that hides behind either costs less in the job
-    as it is.
+    as it is. What returns costs what it does after all that stands apart in one or two steps has gone.
     """
     if not (changes := changes_of(causes)):
         return np.zeros(len(job.unchanged))
@@ -209,10 +224,11 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
     by_kind: dict[LossKind, list[Cause]] = {}
     for cause in causes:
         if cause.change is not None:
-            by_kind.setdefault(detector_of(cause.kind).loss_at(cause.where), []).append(cause)
-    losses = []
+            by_kind.setdefault(loss_of(cause), []).append(cause)
+    losses, one_offs = [], changes_of(cause for cause in causes if cause.one_off)
     for kind, members in by_kind.items():
-        of_kind = recovered_s if len(by_kind) == 1 else _recovered_s(job, members)
+        without = () if any(cause.one_off for cause in members) else one_offs
+        of_kind = recovered_s if len(by_kind) == 1 else _recovered_s(job, members, without)
         gone_s = max(float(of_kind.mean()), 0.0)
         losses.append(LossWithCauses(kind, gone_s, tuple(members), gone_s))
     by_s = straggling_s(job, causes, parts)
@@ -230,7 +246,17 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     # A loss with a known cause outweighs one without.
     weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
-    return sorted(losses, key=lambda loss: (-weight_s[loss.kind], -loss.lost_s))
+    least_s = SMALLEST_HEADLINE_SHARE * job.recorded_s
+    returns = any(not _seen_in_few_steps(loss) and weight_s[loss.kind] >= least_s for loss in losses)
+    return sorted(
+        losses,
+        key=lambda loss: (returns and _seen_in_few_steps(loss), -weight_s[loss.kind], -loss.lost_s),
+    )
+
+
+def _seen_in_few_steps(loss: LossWithCauses) -> bool:
+    """Whether nothing of a loss is known to return."""
+    return bool(loss.causes) and all(cause.one_off for cause in loss.causes)
 
 
 def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: float) -> bool:
@@ -368,6 +394,12 @@ def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *oth
         return rest_words(job, parts) or f"stragglers cost {part_of_step(job, loss.lost_s)} of each step"
     first, further = loss.causes[0], len(loss.causes) - 1
     place, effect = job.names.place(first.where), main_clause(first.effect)
+    if first.one_off:
+        also = f"; {part_of_step(job, loss.explained_s)} together with {_others(further)}" if further else ""
+        share = part_of_step(job, first.saved_s)
+        if place is None:
+            return f"{effect}, {share} of the recording{also}"
+        return f"{place.words} {place.verb('costs', 'cost')} {share} of the recording: {effect}{also}"
     if loss.kind is not LossKind.STRAGGLER:
         on = f" on {place.words}" if place else ""
         went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")

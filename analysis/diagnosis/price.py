@@ -70,7 +70,8 @@ def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, 
     fixes = []
     for cause in causes:
         with guarded(cause.kind):
-            plans = detector_of(cause.kind).fixes(job, cause) if cause.change else ()
+            # nothing shows that a stall of one or two steps returns
+            plans = detector_of(cause.kind).fixes(job, cause) if cause.change and not cause.one_off else ()
             fixes += [pricer.price(plan) for plan in plans]
     fixes += [pricer.price(plan) for plan in assessed.plans(causes)]
     paying = [fix for fix in fixes if _pays(job, fix)]

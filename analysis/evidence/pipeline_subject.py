@@ -269,6 +269,12 @@ class PipelineSubject(Subject, frozen=True, eq=False):
         return beyond_experts(self) or self
 
     @property
+    def beyond_one_offs(self) -> PipelineSubject:
+        from tracekit.analysis.evidence.one_offs import without_one_offs
+
+        return without_one_offs(self)
+
+    @property
     def lockstep(self) -> Lockstep | None:
         """The ranks inside workers; None if the trace lacks their waits for each other."""
         return self.computes.lockstep
@@ -430,7 +436,11 @@ def with_overlap(replay: JobReplay, step_starts: Mapping[int, float], replayed_s
     """
     since = _distances(replay.graph.steps, step_starts, *_of_workers(replay))
     distance = np.r_[since[1:], np.nan]
-    overlap = np.maximum(replayed_s - distance, 0.0)
+    stalled_s = 0.0 if replay.stalled_s is None else replay.stalled_s
+    # A worker that ends so late that the next step waits for it lengthens the job: that step is longer than replayed.
+    missing = np.nan_to_num(np.maximum(distance - stalled_s - replayed_s, 0.0))
+    carried_s = stalls_in(missing, float(median(replayed_s, (0,))))
+    overlap = np.maximum(replayed_s - distance - np.r_[carried_s[1:], 0.0], 0.0)
     if not np.isfinite(overlap).any() or np.nanmean(overlap) < STEP_EDGES.overlap_share * replayed_s.mean():
         return replay
     usual = float(median(overlap, (0,)))

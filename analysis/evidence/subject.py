@@ -187,6 +187,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return self
 
     @property
+    def beyond_one_offs(self) -> Subject:
+        """The job without what stands apart in one or two of its steps, and so shows nothing that returns."""
+        return self
+
+    @property
     def unprofiled_step(self) -> Estimate | None:
         """The step without the profiler, seconds; None if no profiler recorded the job, or if that is not known."""
         return None
@@ -240,12 +245,13 @@ class Cause(Finding, frozen=True, kw_only=True, eq=False):
 
     `change`: the job without the cause, None if the trace is at fault and not the job; `without_s`: its step times,
     seconds, [steps]. `every_step`: it shows in nearly all steps, though its kind acts by chance. `follows`: kinds of
-    finding that have to be seen to first. `excess`, `slowest`: as for a candidate. `tests`: what metrics say of its
-    machines; `hardware`: whether they, or else the recording, show these at fault.
+    finding that have to be seen to first. `excess`, `slowest`, `one_off`: as for a candidate. `tests`: what metrics say
+    of its machines; `hardware`: whether they, or else the recording, show these at fault.
     """
 
     change: Any = None
     without_s: Floats | None = None
+    one_off: bool = False
     every_step: bool = False
     follows: tuple[str, ...] = ()
     excess: float | None = None

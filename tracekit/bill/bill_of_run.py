@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from msgspec import Struct
+from msgspec.structs import replace
 
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
@@ -132,7 +133,9 @@ class _Page(Struct):
         if not steps.height:
             self.add(attempt, attempt.begins_ns, last_ns, (part, "without a step", ALL))
             return
+        costs = attempt.costs
         if steps["start_ns"][0] <= attempt.begins_ns:  # else its first steps were deleted since
+            costs = _after_step(costs, int(steps["step"][0]))
             self.add(attempt, edges[0], edges[1], (part, "until the first step has ended", ALL))
             steps, edges = steps[1:], edges[1:]
         # Each step lasts from the end of the one before; behind the last is what did not become a step.
@@ -149,19 +152,26 @@ class _Page(Struct):
 
         claims: list[Claim] = [(*(LOST_WORK if certain else KEPT_OR_LOST), redone_s[:-1]), *planned(slice(-1))]
         claims += [(BillPart.UNKNOWN, "steps that were not recorded", missing)]
-        if isinstance(attempt.costs, str):
+        if isinstance(costs, str):
             claims += [(BillPart.UNKNOWN, "steps that cannot be analysed", ALL)]
-            self.ledger.notes += [f"attempt {attempt.number} cannot be analysed: {attempt.costs}"] * (len(number) > 0)
+            self.ledger.notes += [f"attempt {attempt.number} cannot be analysed: {costs}"] * (len(number) > 0)
         else:
-            claims += attempt.costs.claims
-            self.ledger.overlapping |= {loss.cause for loss in attempt.costs.losses if loss.overlaps}
-            if attempt.costs.doubt:
-                self.ledger.notes.append(
-                    f"the analysis of attempt {attempt.number} is not trusted: {attempt.costs.doubt}"
-                )
+            claims += costs.claims
+            self.ledger.overlapping |= {loss.cause for loss in costs.losses if loss.overlaps}
+            if costs.doubt:
+                self.ledger.notes.append(f"the analysis of attempt {attempt.number} is not trusted: {costs.doubt}")
         self.add(attempt, start[:-1], until[:-1], *claims)
         rest: Claim = (BillPart.UNKNOWN, "after the last step", ALL)
         self.add(attempt, start[-1:], until[-1:], (*LOST_WORK, redone_s[-1:]), *planned(slice(-1, None)), rest)
+
+
+def _after_step(costs: ClaimedCosts | str, step: int) -> ClaimedCosts | str:
+    """The costs without what was lost up to the end of a step alone, which is billed as a whole."""
+    if isinstance(costs, str):
+        return costs
+    return replace(
+        costs, losses=tuple(loss for loss in costs.losses if loss.last_step is None or loss.last_step > step)
+    )
 
 
 def _planned_seconds(work: pl.DataFrame, edges: Any) -> dict[BillPart, Floats]:

@@ -74,17 +74,17 @@ def costs_of(report: Report, step_starts: Mapping[int, float] = MappingProxyType
 def _placed(report: Report, planned: Mapping[BillPart, float]) -> tuple[list[PlacedLoss], dict[LossKind, float]]:
     """The losses by their causes, and seconds of each kind of loss: together no more than all cost together."""
     lost, places, losses_s = list[PlacedLoss](), _places(report), dict[LossKind, float]()
-    counted = {loss.kind for loss in report.verdict.losses}
-    shares_s, rests_s = _shares_s(report, [cause for cause in report.findings if _loss_of(cause) in counted])
+    loss_of = _kinds_of_loss(report)
+    shares_s, rests_s = _shares_s(report, loss_of)
     for kind in dict.fromkeys(loss.kind for loss in report.verdict.losses):
         part = PART_OF.get(kind, BillPart.UNKNOWN)
-        causes = [(position, cause) for position, cause in enumerate(report.findings) if _loss_of(cause) is kind]
+        causes = [(position, cause) for position, cause in enumerate(report.findings) if loss_of[position] is kind]
         placed = []
         for position, cause in causes:
             work = _planned_part(cause)
             billed = BillPart.CHECKPOINTS if (kind, work) == (LossKind.STALLS, BillPart.CHECKPOINTS) else part
             ranks, hosts, since = places.get(position, (cause.where.ranks, (), cause.since_step))
-            loss = PlacedLoss(kind, billed, cause.kind, shares_s[id(cause)], 0.0, work, ranks, hosts, since)
+            loss = PlacedLoss(kind, billed, cause.kind, shares_s[position], 0.0, work, ranks, hosts, since)
             placed.append(replace(loss, saved_s=max(cause.saved_s, 0.0)))
         rest = PlacedLoss(kind, part, UNEXPLAINED if kind is LossKind.STRAGGLER else str(kind), rests_s[kind])
         losses_s[kind] = rest.seconds + sum(loss.seconds for loss in placed)
@@ -96,18 +96,21 @@ def _placed(report: Report, planned: Mapping[BillPart, float]) -> tuple[list[Pla
     return lost, losses_s
 
 
-def _shares_s(report: Report, causes: Sequence[Finding]) -> tuple[dict[int, float], dict[LossKind, float]]:
-    """Seconds of each cause, by its id, and what each kind of loss costs beyond its causes.
+def _shares_s(report: Report, loss_of: Sequence[LossKind | None]) -> tuple[dict[int, float], dict[LossKind, float]]:
+    """Seconds of each finding that the verdict counts, by its place, and what each kind of loss costs beyond its
+    causes. `loss_of`: the kind of loss of each finding.
 
     Causes overlap: one may cost less beside the others than once they are gone, or more. Each gets the mean of both,
     which of two causes adds up to what they cost together; of more, as much more or less as makes it add up. What no
     cause of a kind costs comes after all causes, the first kind first.
     """
-    mean_s = [(max(cause.saved_s, 0.0) + max(cause.alone_s, 0.0)) / 2 for cause in causes]
-    most_s = [_cost_s(cause) for cause in causes]
+    counted = {loss.kind for loss in report.verdict.losses}
+    causes = {position: cause for position, cause in enumerate(report.findings) if loss_of[position] in counted}
+    mean_s = [(max(cause.saved_s, 0.0) + max(cause.alone_s, 0.0)) / 2 for cause in causes.values()]
+    most_s = [_cost_s(cause) for cause in causes.values()]
     left_s, rests_s = max(report.verdict.lost_s - sum(mean_s), 0.0), dict[LossKind, float]()
     for loss in report.verdict.losses:
-        named_s = sum(_cost_s(cause) for cause in causes if _loss_of(cause) is loss.kind)
+        named_s = sum(_cost_s(cause) for position, cause in causes.items() if loss_of[position] is loss.kind)
         rests_s[loss.kind] = min(max(loss.lost_s - named_s, 0.0), left_s)
         left_s -= rests_s[loss.kind]
     together_s, added_s = report.verdict.lost_s - sum(rests_s.values()), sum(mean_s)
@@ -117,7 +120,7 @@ def _shares_s(report: Report, causes: Sequence[Finding]) -> tuple[dict[int, floa
         beyond_s = sum(most_s) - added_s
         toward = min((together_s - added_s) / beyond_s, 1.0) if beyond_s > 0 else 0.0
         shares_s = [mean + toward * (most - mean) for mean, most in zip(mean_s, most_s, strict=True)]
-    return {id(cause): share_s for cause, share_s in zip(causes, shares_s, strict=True)}, rests_s
+    return dict(zip(causes, shares_s, strict=True)), rests_s
 
 
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
@@ -137,7 +140,8 @@ def _uneven_work_s(
     """Seconds of planned work that S counts as stragglers, because only some ranks do it, by part; without what
     findings name, and work that the verdict leaves out of S.
     """
-    left_out = {_planned_part(cause) for cause in report.findings if _loss_of(cause) is not LossKind.STRAGGLER}
+    loss_of = zip(report.findings, _kinds_of_loss(report), strict=True)
+    left_out = {_planned_part(cause) for cause, kind in loss_of if kind is not LossKind.STRAGGLER}
     uneven_s = dict[BillPart, float]()
     for op in report.by_kind:
         if op.kind in PLANNED and (work := PLANNED[OpKind(op.kind)]) not in left_out:
@@ -182,8 +186,7 @@ def _split_planned(planned: Mapping[BillPart, float], losses: Sequence[PlacedLos
 def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Claim, ...]:
     """The costs of causes whose kind of loss the verdict does not count: in a recording, it counts only the largest."""
     others = dict[tuple[BillPart, str], float]()
-    for cause in report.findings:
-        kind = _loss_of(cause)
+    for cause, kind in zip(report.findings, _kinds_of_loss(report), strict=True):
         seconds = min(cause.saved_s, cause.alone_s)
         if kind is not None and kind not in losses_s and seconds > LEAST_S:
             target = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
@@ -193,6 +196,14 @@ def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Clai
 
 def _cost_s(cause: Finding) -> float:
     return max(cause.saved_s, cause.alone_s, 0.0)
+
+
+def _kinds_of_loss(report: Report) -> list[LossKind | None]:
+    """The kind of loss of each finding: as the verdict counts it, which of a stall seen once is not that of its kind of
+    finding.
+    """
+    counted = {position: loss.kind for loss in report.verdict.losses for position in loss.causes}
+    return [counted.get(position) or _loss_of(cause) for position, cause in enumerate(report.findings)]
 
 
 def _loss_of(cause: Finding) -> LossKind | None:
