@@ -52,6 +52,8 @@ HOT_SHARE = 0.4
 MOST_STEPS = 2
 #: ... and another step that has more than this share of what these have, has it, too.
 SHARE_OF_ANOTHER = 0.25
+#: What stands apart makes its steps longer by this share of the recording. Chosen: as much as a finding has to cost.
+LONGER_SHARE = 0.02
 #: A stage (or DP rank) is slow as a whole if this share of its workers is slow.
 WHOLE_SHARE = 0.7
 #: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
@@ -150,6 +152,13 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
         height = float((series[slow] - level).max() / noise)
         return pattern(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
     return pattern(steady, level, SMALLEST_SLOWDOWN)
+
+
+def some_stand_apart(step_s: Floats) -> bool:
+    """Whether a step is long enough for work that stands apart from that of all others. `step_s`: [steps]."""
+    if len(step_s) < FEWEST_STEPS:
+        return False
+    return float(step_s.max() - np.median(step_s)) >= LONGER_SHARE * float(step_s.sum()) / MOST_STEPS
 
 
 def isolated(values: Floats, count: int) -> tuple[Ints, Floats, float] | None:

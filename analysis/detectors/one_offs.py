@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tracekit.analysis.attribution.patterns import SHARE_OF_ANOTHER, TimePattern, TimeShape
+from tracekit.analysis.attribution.patterns import LONGER_SHARE, SHARE_OF_ANOTHER, TimePattern, TimeShape
 from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate
-from tracekit.analysis.evidence.one_offs import ONE_OFFS, OneOff, WorkPart, one_offs_of
+from tracekit.analysis.evidence.one_offs import OneOff, WorkPart, one_offs_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.subject import listed
 from tracekit.base.text import seconds, steps_text
@@ -57,7 +57,7 @@ def _stall(job: PipelineSubject, one_off: OneOff) -> Candidate:
     steps = tuple(int(job.steps[place]) for place in one_off.steps)
     workers = () if one_off.everywhere else job.workers_where(one_off.workers)
     figures = (
-        Figure("longer than usual, over the step", _share(job, one_off), ONE_OFFS.recording_share, Unit.SHARE),
+        Figure("longer than usual, over the step", _share(job, one_off), LONGER_SHARE, Unit.SHARE),
         Figure("beyond what any other step is longer", one_off.factor, 1 / SHARE_OF_ANOTHER, Unit.FACTOR),
     )
     in_steps = _in_words(steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
@@ -10,7 +11,6 @@ from msgspec import Struct
 from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, Treatment
 from tracekit.analysis.detectors.stops import chance_figures, time_of_episodes
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, uneven_lengths
-from tracekit.analysis.evidence.microbatch_counts import MicrobatchCounts, microbatch_counts
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import (
     SLOW_WORKERS,
@@ -26,6 +26,9 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import lower_median, safe
 from tracekit.analysis.whatif.interventions import Scale, step_times
 from tracekit.report.finding import Figure, Place, Unit, confidence_from
+
+if TYPE_CHECKING:
+    from tracekit.analysis.evidence.microbatch_counts import MicrobatchCounts
 
 
 class VariationThresholds(Struct, frozen=True):
@@ -216,6 +219,10 @@ class UnequalMicrobatches(Detector):
     )
 
     def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        if not job.replay.graph.computes_differ:
+            return
+        from tracekit.analysis.evidence.microbatch_counts import microbatch_counts  # most jobs have equal numbers
+
         counts = microbatch_counts(job)
         if counts is None:
             return

@@ -21,7 +21,7 @@ from tracekit.analysis.attribution.attribution import (
     Parts,
     ReplayTrust,
 )
-from tracekit.analysis.attribution.patterns import Stall, space_pattern, time_pattern
+from tracekit.analysis.attribution.patterns import Stall, some_stand_apart, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Treatment, detector_of, loss_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
@@ -34,7 +34,6 @@ from tracekit.analysis.diagnosis.diagnosis import (
 from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
-from tracekit.analysis.evidence.one_offs import one_offs_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause, Plan
@@ -93,7 +92,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         return undecided(self.job)
 
     def one_offs(self, candidates: Sequence[Candidate]) -> Iterable[Candidate]:
-        if not one_offs_of(self.job):
+        if not some_stand_apart(self.job.unchanged):
             return ()
         from tracekit.analysis.detectors.one_offs import one_off_stalls  # most jobs need none
 

@@ -85,8 +85,7 @@ def microbatch_counts(job: PipelineSubject) -> MicrobatchCounts | None:
     that a recorder dropped may have been those of a microbatch.
     """
     graph = job.replay.graph
-    computes = {block.by_stage[:, _COMPUTE_CODES].tobytes() for block in graph.blocks}
-    if len(job.dp_ranks) < 2 or len(computes) < 2 or job.metadata.get("dropped_records"):
+    if len(job.dp_ranks) < 2 or not graph.computes_differ or job.metadata.get("dropped_records"):
         return None
     count = np.full((len(graph.steps), len(graph.dp_ranks)), np.nan)
     for block in graph.blocks:

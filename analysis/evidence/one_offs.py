@@ -14,7 +14,13 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.attribution.patterns import FEWEST_STEPS, MOST_STEPS, SHARE_OF_ANOTHER, isolated
+from tracekit.analysis.attribution.patterns import (
+    LONGER_SHARE,
+    MOST_STEPS,
+    SHARE_OF_ANOTHER,
+    isolated,
+    some_stand_apart,
+)
 from tracekit.analysis.evidence.computes import Computes, find_paused_starts
 from tracekit.analysis.evidence.host_code import launch_delays
 from tracekit.analysis.evidence.pipeline_subject import (
@@ -43,9 +49,7 @@ from tracekit.trace.model import COMMUNICATION, P2P, OpKind
 class OneOffThresholds(Struct, frozen=True):
     """When work stands apart from that of all other steps; in how many steps: `analysis.attribution.patterns`."""
 
-    #: Share of the recording by which it is longer than usual. Chosen: as much as a finding has to cost.
-    recording_share: float = 0.02
-    #: ... and by so many spreads of the other steps. Statistic: no normal step of a million.
+    #: It is longer than usual by so many spreads of the other steps. Statistic: no normal step of a million.
     spreads: float = 8.0
     #: The computes of a worker are all slow, not held up one by one, if the usual one is longer by this share of what
     #: all of them are. Definition: nearer to all than to one.
@@ -144,12 +148,9 @@ class OneOff(Struct, frozen=True, eq=False):
 @evidence(PipelineSubject)
 def one_offs_of(job: PipelineSubject) -> tuple[OneOff, ...]:
     """What stands apart in one or two steps; of workers whose ranks are recorded one by one, nothing."""
-    step_s = job.unchanged
-    least_s = ONE_OFFS.recording_share * float(step_s.sum())
-    if len(step_s) < FEWEST_STEPS or job.lockstep is not None:
+    if not some_stand_apart(job.unchanged) or job.lockstep is not None:
         return ()
-    if float(step_s.max() - np.median(step_s)) < least_s / MOST_STEPS:  # no step is long enough
-        return ()
+    least_s = LONGER_SHARE * float(job.unchanged.sum())
     works = _works(job)
     own = [work for work in works if work.part is not WorkPart.NETWORK]
     shared = [work for work in works if work.part is WorkPart.NETWORK]

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribute import attribute
 from tracekit.analysis.attribution.attribution import Attribution, Parts, noisy_step_times
+from tracekit.analysis.attribution.patterns import some_stand_apart
 from tracekit.analysis.evidence.compute_profile import ComputeProfile
 from tracekit.analysis.evidence.computes import Computes, PausedStarts, Pauses, find_paused_starts, with_paused_starts
 from tracekit.analysis.evidence.off_cpu import Lockstep, on_shared_cores, queued_s
@@ -270,6 +271,8 @@ class PipelineSubject(Subject, frozen=True, eq=False):
 
     @property
     def beyond_one_offs(self) -> PipelineSubject:
+        if not some_stand_apart(self.unchanged):
+            return self
         from tracekit.analysis.evidence.one_offs import without_one_offs
 
         return without_one_offs(self)

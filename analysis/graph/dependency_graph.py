@@ -139,6 +139,12 @@ class DependencyGraph(Struct, frozen=True, eq=False, dict=True):
     lanes: Lanes | None = None
     inferred_transfers: bool = False
 
+    @property
+    def computes_differ(self) -> bool:
+        """Whether some lanes have more forwards or backwards on a stage than others."""
+        codes = [OpKind.FORWARD_COMPUTE.code, OpKind.BACKWARD_COMPUTE.code]
+        return len({block.by_stage[:, codes].tobytes() for block in self.blocks}) > 1
+
     @classmethod
     def from_trace(
         cls,
