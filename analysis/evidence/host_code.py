@@ -65,6 +65,7 @@ _PLACES = {
     "between forward and backward, the loss included": (OpKind.LOSS,),
     "before backwards": (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT),
     "before the optimizer": (OpKind.OPTIMIZER,),
+    "before collectives between computes": (OpKind.FORWARD_COLLECTIVES, OpKind.BACKWARD_COLLECTIVES),
     _BETWEEN_STEPS: (OpKind.HOST_DELAY,),
     _WITHIN_STEPS: (OpKind.HOST_DELAY,),
     "around data loading, evaluation, checkpoints and gc": (
@@ -75,7 +76,7 @@ _PLACES = {
     ),
 }
 #: Stages of a pipeline differ in these by design: how much host work the schedule of a stage takes.
-_DIFFER_BY_STAGE = ("before forwards", "before backwards", _WITHIN_STEPS)
+_DIFFER_BY_STAGE = ("before forwards", "before backwards", "before collectives between computes", _WITHIN_STEPS)
 #: Ops that are host code themselves.
 _HOST_OPS = frozenset({OpKind.LOSS, OpKind.HOST_DELAY})
 

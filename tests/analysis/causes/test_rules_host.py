@@ -114,6 +114,24 @@ def causes_with_losses(forward_s: tuple[float, ...], loss_s: tuple[float, ...], 
     return found_in(replace(trace, metadata=trace.metadata | metadata))
 
 
+def test_what_one_rank_does_before_the_others_meet_it_between_computes_is_host_code():
+    """Rank 1 loads data as fast as rank 0, then works 0.5 s; the other waits in a collective."""
+    lanes = {}
+    for rank, works_s in enumerate((0.0, 0.5)):
+        lanes[rank] = (
+            (0, "data-load", 0, None, 0.0, 0.05),
+            (0, "forward-collectives", 0, None, 0.05 + works_s, 0.6),
+            (0, "forward-compute", 0, 0, 0.6, 1.6),
+            (0, "backward-compute", 0, 0, 1.6, 3.6),
+            (0, "all-reduce", 0, None, 3.6, 3.85),
+            (0, "optimizer", 0, None, 3.85, 4.1),
+        )
+    (cause,) = found_in(Trace.from_frame(frame(lanes, STEPS), Layout(dp=2, pp=1), name="by hand"))
+    assert (cause.kind, cause.where) == ("slow-host-code", Place(workers=(Worker(1, 0),)))
+    assert cause.saved_s == pytest.approx(0.5)
+    assert "before collectives between computes" in cause.effect
+
+
 def test_what_one_rank_does_between_forward_and_backward_is_no_slow_machine():
     """Beside peers of 0.1 s it takes 0.4 s: the step is 0.3 s longer, at that place."""
     (cause,) = causes_with_losses((1.0, 1.0, 1.0), (0.1, 0.4, 0.1))
