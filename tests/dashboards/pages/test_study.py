@@ -128,5 +128,5 @@ def test_the_page_opens_from_any_other_for_everybody(
     assert page.evaluate(RUN, RULES) == []
     assert page.locator("header a", has_text="Fleet").get_attribute("href") == "/fleet"
     page.set_viewport_size({"width": 1440, "height": 900})  # one screen: all other tables are folded below it
-    below = page.get_by_text("All tables").evaluate("(summary) => summary.getBoundingClientRect().bottom")
-    assert below <= 900
+    folded = page.get_by_text("All tables").element_handle()
+    page.wait_for_function("(summary) => summary.getBoundingClientRect().bottom <= 900", arg=folded)
