@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -61,6 +62,23 @@ STARTED_CPU = pytest.StashKey[float]()
 HEAVY = {"mcp", "pandas", "scipy.stats", "torch"}
 #: Folders whose tests only compute: behind all others.
 COMPUTED = ("tests/analysis/", "tests/benchmarks/", "tests/fuzz/", "tests/judges/", "tests/synth/")
+
+
+@pytest.fixture
+def said_at_once(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], threading.Event]:
+    """The lines of `saying_if_slow`, which come at once, and what is set once the first is out."""
+    from tracekit.base import stderr
+
+    lines: list[str] = []
+    first = threading.Event()
+
+    def hear(line: str) -> None:
+        lines.append(line)
+        first.set()
+
+    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
+    monkeypatch.setattr(stderr, "say_once", cache(hear))
+    return lines, first
 
 
 @pytest.fixture(autouse=True)

@@ -23,8 +23,8 @@ from tests.check_names import bound_names, breaches
     ],
 )
 def test_a_vague_name_is_a_breach_wherever_it_is_bound(source: str, names: list[str]) -> None:
-    told = [text.split("`")[1] for _, text in breaches(source, ast.parse(source))]
-    assert told == names
+    vague = [text.split("`")[1] for _, text in breaches(source, ast.parse(source))]
+    assert vague == names
 
 
 def test_every_kind_of_binding_is_looked_at() -> None:

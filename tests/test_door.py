@@ -14,7 +14,7 @@ import pytest
 from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.handmade import COMMANDS, run, slow_trace
-from tracekit.base import limits, paths, stderr
+from tracekit.base import limits, paths
 from tracekit.base.errors import ExitCode, StoreError
 from tracekit.cli import _MOVED
 from tracekit.live import watch
@@ -275,17 +275,11 @@ def test_a_folder_of_dumps_does_not_open_in_the_browser() -> None:
     assert "tracekit hang dumps" in ran.err
 
 
-def test_a_search_that_takes_long_says_what_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_takes_long_says_what_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said_at_once: tuple[list[str], threading.Event]
+) -> None:
     """The search goes on once the line is out."""
-    lines: list[str] = []
-    said = threading.Event()
-
-    def hear(line: str) -> None:
-        lines.append(line)
-        said.set()
-
-    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
-    monkeypatch.setattr(stderr, "say_once", hear)
+    lines, said = said_at_once
     monkeypatch.setattr(limits.Search, "count", lambda *_: said.wait(30))
     run("whatif", tmp_path)
     assert lines[0] == f"tracekit: {tmp_path}: looking for traces, in up to 50,000 files and folders"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -17,13 +14,8 @@ import pytest
 from pyarrow import fs
 
 from tests.handmade import run
-from tests.reports import hang_with
-from tests.test_store_windows import window
 from tracekit.base import paths
-from tracekit.base.errors import StoreError
 from tracekit.base.paths import located
-from tracekit.store import Store
-from tracekit.store import folder as store_folder
 
 ROOT = Path(__file__).parents[1]
 KEY = "a2V5"  # "key" in base 64
@@ -166,54 +158,3 @@ def test_storage_that_never_answers_or_refuses_is_one_clear_error(
     assert [code for code, _ in answers] == [2, 2], ran.stderr
     for _, message in answers:
         assert f"{said}; check the address and" in message
-
-
-@pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that stands for object storage, with a copy of a store of two windows and a hang at stores/live."""
-    store = Store(tmp_path / "live.store")
-    store.append(window(0))
-    store.append(window(1, analysed=True))
-    store.add_hang("live", ["it hangs"], hang_with())
-    storage = tmp_path / "storage"
-    shutil.copytree(store.path, storage / "stores" / "live")
-    system = fs.SubTreeFileSystem(str(storage), fs.LocalFileSystem())
-
-    def tag(url: str) -> str:
-        return hashlib.sha256((storage / url.partition("://")[2]).read_bytes()).hexdigest()
-
-    monkeypatch.setattr(paths, "_filesystem", lambda *_, **__: system)
-    monkeypatch.setattr(paths, "tag", tag)
-    monkeypatch.setattr(store_folder, "LOOKED_AT_EVERY_S", 0.0)
-    return storage
-
-
-def test_a_copied_store_reads_as_its_folder_and_says_what_was_not_copied(copied: Path, tmp_path: Path) -> None:
-    folder, there = Store(tmp_path / "live.store"), Store(Path("s3://stores/live"))
-    assert (there.jobs(), there.windows("live")) == (folder.jobs(), folder.windows("live"))
-    assert there.load("live", 0).ops.equals(folder.load("live", 0).ops)
-    assert (there.report("live", 0), there.report("live")) == (None, folder.report("live"))
-    assert there.hangs("live") == folder.hangs("live")
-    assert (len(there.hangs("live")), there.hangs("other")) == (1, ())
-    state = there.state()
-    folder.append(window(2))
-    shutil.copytree(folder.path, copied / "stores" / "live", dirs_exist_ok=True)
-    assert there.state() != state
-    assert there.windows("live") == folder.windows("live")
-    (ops,) = (path for path in (copied / "stores" / "live").rglob("*.parquet") if "2" in path.stem.lstrip("0"))
-    ops.write_bytes(ops.read_bytes()[:100])
-    with pytest.raises(StoreError, match="damaged, or copied only in part; copy it again"):
-        there.load("live", 2)
-    ops.unlink()
-    with pytest.raises(StoreError, match="is missing; copy windows before the catalogue that names them"):
-        there.load("live", 2)
-
-
-def test_an_address_without_a_store_says_what_is_missing(copied: Path) -> None:
-    wrong = {
-        "s3://stores/gone/far": "no tracekit store at 'gone/far' in bucket 'stores'; choose another --store",
-        "s3://absent/live": "no such bucket, 'absent'; check the address and ",
-    }
-    for url, words in wrong.items():
-        with pytest.raises(StoreError, match=f"^{re.escape(f'{url}: {words}')}"):
-            Store(Path(url)).jobs()

@@ -59,12 +59,11 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
     job, least_s = assessed.job, assessed.smallest_cost_s
     used = own_detectors(job.kind, job) if detectors is None else detectors
     usual = job.beyond_one_offs  # one or two steps show nothing that returns
-    beyond_experts = usual.beyond_experts
     candidates: Sequence[Candidate] = []
     for detector in used:
         with guarded(detector.kind):
             looked_at = usual if detector.beyond_one_offs else job
-            new = detector.find(beyond_experts if detector.beyond_experts and looked_at is usual else looked_at)
+            new = detector.find(looked_at.beyond_experts if detector.beyond_experts else looked_at)
             candidates = [*candidates, *(_of_plug_in(job, detector.kind, new) if is_plug_in(detector.kind) else new)]
     for detector in used:
         with guarded(detector.kind):
@@ -197,11 +196,10 @@ def _without(job: Subject, candidate: Candidate, one_offs: Sequence[Any]) -> Flo
     if candidate.change is None:
         return None
     with guarded(candidate.kind):
-        if one_offs and not candidate.one_off:
-            return np.asarray(
-                job.unchanged - (job.step_times(one_offs) - job.step_times((*one_offs, candidate.change)))
-            )
-        without = job.step_times((candidate.change,))
+        others = () if candidate.one_off else one_offs
+        without = job.step_times((*others, candidate.change))
+        if others:
+            without = without + (job.unchanged - job.step_times(others))
         if is_plug_in(candidate.kind) and not (np.isfinite(without) & (without >= 0)).all():
             raise ValueError("after its change, some step time is negative or no number")
     return without

@@ -6,7 +6,7 @@ the replay and what its own edits read; only a fix that it names needs the whole
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,10 @@ def answer_keep(replay: GraphReplay, text: str, gpus: int | None) -> Question:
 
 def answer_fix(replay: GraphReplay, text: str, gpus: int, job: PipelineSubject | GraphSubject) -> Question:
     """What if the selected ops were as fast as their peers, or scaled? `text`: checked."""
-    terms, edits = parse_edit(text), _pipeline_edits if job.kind is JobKind.PIPELINE else _op_edits
+    terms = parse_edit(text)
+    edits: Callable[[Any, Sequence[Term]], Iterable[Intervention]] = (
+        _pipeline_edits if job.kind is JobKind.PIPELINE else _op_edits
+    )
     selected = [term.selection for term in terms if term.selection is not None]
     saving = job.unchanged - job.step_times(tuple(edits(job, terms)))
     ops = count_selected(all_of(selected), replay.graph, replay.durations) if selected else 0
@@ -77,7 +80,7 @@ def answered(words: str, ops: int, recorded_s: float, saving: Floats, error_s: f
     return Question(words, ops, recorded_s - saved_s, saved_s, error_s, a_day)
 
 
-def _pipeline_edits(job: Any, terms: Sequence[Term]) -> Iterable[Intervention]:
+def _pipeline_edits(job: PipelineSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
     """What the terms of an edit change in a pipeline."""
     from tracekit.analysis.evidence.yardstick import as_fast_as_peers
     from tracekit.analysis.fixes import split_again
@@ -112,7 +115,7 @@ def _named_fix(fixes: Sequence[PricedFix], name: str) -> Intervention:
     return Together((plan.change, AddTime(plan.extra_s))) if plan.extra_s else plan.change
 
 
-def _op_edits(job: Any, terms: Sequence[Term]) -> Iterable[Intervention]:
+def _op_edits(job: GraphSubject, terms: Sequence[Term]) -> Iterable[Intervention]:
     """What the terms of an edit change in a job whose ops form any graph."""
     from tracekit.analysis.whatif.peers import op_costs_at_the_pace_of_peers
 

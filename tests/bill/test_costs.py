@@ -109,9 +109,9 @@ def test_causes_that_overlap_share_what_they_cost_together_and_say_what_each_sav
     without both 5 s. Stragglers cost 4 s by S, which counts the late rank, too.
     """
     causes = [cause("bad-worker", 2.0, 5.0), cause("late-data-loading", 0.0, 3.0, dp_ranks=[2])]
-    found = costs({"straggler": 4.0, "input-bound": 0.0}, causes, lost_s=5.0)
-    assert found.lost == {(BillPart.STRAGGLERS, "bad-worker"): 3.5, (BillPart.INPUT, "late-data-loading"): 1.5}
-    assert [(loss.saved_s, loss.overlaps) for loss in found.losses] == [(2.0, True), (0.0, True)]
+    divided = costs({"straggler": 4.0, "input-bound": 0.0}, causes, lost_s=5.0)
+    assert divided.lost == {(BillPart.STRAGGLERS, "bad-worker"): 3.5, (BillPart.INPUT, "late-data-loading"): 1.5}
+    assert [(loss.saved_s, loss.overlaps) for loss in divided.losses] == [(2.0, True), (0.0, True)]
 
 
 def test_losses_cost_together_what_the_verdict_says() -> None:

@@ -181,9 +181,9 @@ def test_a_note_in_whose_words_a_clock_occurs_is_not_about_the_clocks_of_windows
     store, (slow, unanalysed) = Store(tmp_path / "jobs.store"), windows(True, False)
     store.append(Incoming(slow, "overclocked", "handmade", findings_of(slow)))
     store.append(Incoming(unanalysed, "overclocked", "handmade", None))
-    found = run_of_job(store, "overclocked")
-    assert found.notes == ("overclocked: window 1 is one of the windows that are not analysed",)
-    assert (found.coverage_note, "overclocked" in coverage_words(found)) == (None, False)
+    verdict = run_of_job(store, "overclocked")
+    assert verdict.notes == ("overclocked: window 1 is one of the windows that are not analysed",)
+    assert (verdict.coverage_note, "overclocked" in coverage_words(verdict)) == (None, False)
 
 
 def jumping(jumps_s: Sequence[float], slow: int) -> list[Trace]:

@@ -255,14 +255,14 @@ def test_rows_of_no_team_and_no_week_say_so(tmp_path: Path) -> None:
 def test_what_a_window_of_an_account_tells_of_itself() -> None:
     """Four steps of 10 s, half a second of it a checkpoint; it ran from 100 to 130 s, when its last step began."""
     row = {"steps": 4, "first_step": 6, "last_step": 9, "recorded_s": 10.0, "started_at": 100.0, "ended_at": 130.0}
-    known = ClaimedCosts(dict.fromkeys(BillPart, 0.0), (), (), 4)
-    saving = structs.replace(known, planned={**known.planned, BillPart.CHECKPOINTS: 0.5})
+    trusted = ClaimedCosts(dict.fromkeys(BillPart, 0.0), (), (), 4)
+    saving = structs.replace(trusted, planned={**trusted.planned, BillPart.CHECKPOINTS: 0.5})
     window_of = partial(BilledWindow, metadata={}, stretch=Stretch(0.0, 40.0, dated=True))
-    saved, plain, unknown = (window_of(row=row, costs=costs) for costs in (saving, known, "not analysed"))
+    saved, plain, unknown = (window_of(row=row, costs=costs) for costs in (saving, trusted, "not analysed"))
     assert [(each.saves, each.whole, each.judged_s) for each in (saved, plain, unknown)] == [
         (True, True, 40.0), (False, True, 40.0), (False, False, None)]  # fmt: skip
-    gap = window_of(row=row | {"last_step": 10}, costs=structs.replace(known, doubt="clocks"))
+    gap = window_of(row=row | {"last_step": 10}, costs=structs.replace(trusted, doubt="clocks"))
     assert (gap.whole, gap.judged_s) == (False, None)
     spans = [(0.0, 99.0), (0.0, 100.0), (120.0, 125.0), (140.0, 200.0), (140.5, 200.0)]
     assert [plain.overlaps(*span) for span in spans] == [False, True, True, True, False]
-    assert not window_of(row=row | {"started_at": None}, costs=known).overlaps(0.0, 1e9)
+    assert not window_of(row=row | {"started_at": None}, costs=trusted).overlaps(0.0, 1e9)

@@ -113,8 +113,8 @@ def test_patterns_groups_and_the_figures_of_the_paper_are_shares_of_jobs_and_of_
                 {"job": "c", "kind": "python-gc", "title": "gc", "lost_gpu_hours": 3.9}],
         fixes=[{"job": name, "saved_s": saved_s, **planned} for name, saved_s in (("a", 9.0), ("b", 4.0), ("d", 2.0))],
     )  # fmt: skip
-    found = figures_of(study)
-    assert found.patterns.rows() == [
+    figures = figures_of(study)
+    assert figures.patterns.rows() == [
         ("over steps", "none", 0.25, 0.4, 0.0),
         ("over steps", "persistent", 0.5, 0.3, 90.0),
         ("over steps", "transient", 0.25, 0.3, 150.0),
@@ -126,8 +126,8 @@ def test_patterns_groups_and_the_figures_of_the_paper_are_shares_of_jobs_and_of_
         ("straggling because of", "sequence lengths (r >= 0.9)", 0.25, 0.3, 150.0),
         ("straggling because of", "garbage collection (a cause)", 0.25, 0.2, pytest.approx(40.0)),
     ]
-    assert found.causes.select("kind", "jobs", "lost_gpu_hours", "lost").rows() == [("python-gc", 1, 2.0, 0.002)]
-    assert {name: rows.rows() for name, rows in found.groups.items() if name != "team"} == {
+    assert figures.causes.select("kind", "jobs", "lost_gpu_hours", "lost").rows() == [("python-gc", 1, 2.0, 0.002)]
+    assert {name: rows.rows() for name, rows in figures.groups.items() if name != "team"} == {
         "size": [("33 to 128", 2, 1.0, 400.0, 200.0, 0.5), ("129 to 256", 1, 0.0, 400.0, 0.0, 0.0),
                  ("4,097 to 8,192", 1, 1.0, 200.0, pytest.approx(40.0), pytest.approx(0.2))],
         "week": [("2008-05-01", 2, 1.0, 400.0, 200.0, 0.5), ("2008-05-08", 1, 0.0, 400.0, 0.0, 0.0)],
@@ -136,11 +136,11 @@ def test_patterns_groups_and_the_figures_of_the_paper_are_shares_of_jobs_and_of_
                       ("unknown", 1, 0.0, 400.0, 0.0, 0.0)],
         "host": [("h2", 1, 75.0), ("h1", 2, 50.0)],
     }  # fmt: skip
-    assert [(row.ours and round(row.ours, 6), row.unit, row.jobs) for row in found.paper] == [
+    assert [(row.ours and round(row.ours, 6), row.unit, row.jobs) for row in figures.paper] == [
         (0.666667, "share", 3), (0.211111, "share", 3), (0.2, "share", 3), (0.2, "share", 3), (0.5, "share", 2),
         (2.0, "S", 1), (0.666667, "share", 3), (0.666667, "share", 3), (1.5, "S", 2), (0.2, "share", 1),
     ]  # fmt: skip
-    assert [row.name for row in found.paper][2:4] == [
+    assert [row.name for row in figures.paper][2:4] == [
         "lost at least by the worst 10% of jobs", "lost at least by the worst 1% of jobs"]  # fmt: skip
 
 

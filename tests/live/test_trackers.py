@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ from tests.handmade import run, slow_trace
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.trackers import PAGE, last_step, log_to, opened, series
+from tracekit.dashboards.trackers import PAGE, opened, series
 from tracekit.live.receivers import MOST_WAITING, TrackerProcess
 from tracekit.store import Store
 
@@ -48,56 +45,6 @@ def test_the_series_of_a_report_are_few_and_as_in_the_report() -> None:
     assert found["tracekit/straggler_ms"] == found["tracekit/excess_ms"] > 0
     assert found["tracekit/data_wait_ms"] == found["tracekit/exposed_communication_ms"] == 0
     assert found["tracekit/trustworthy"] == 1
-
-
-def test_a_run_of_each_kind_gets_the_series_at_the_last_step_and_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stand-ins for a SummaryWriter, a run of wandb, and of mlflow with its client."""
-    job = PipelineJob(slow_trace((3, 8)))
-    figures = series(job.report)
-    assert last_step(job.report) == 8
-    told: list[Any] = []
-
-    class Writer:
-        log_dir = str(tmp_path / "board")
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, value, step))
-
-    log_to(job, Writer())
-    assert told == [(name, value, 8) for name, value in figures.items()]
-    assert "slow job" in (tmp_path / "board" / PAGE).read_text()
-    told.clear()
-
-    wandb = ModuleType("wandb")
-    wandb.Html = lambda page: ("html", page)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    log_to(job.report, SimpleNamespace(log=told.append))
-    (logged_figures, attached) = told
-    assert logged_figures == figures | {"tracekit/step": 8}
-    ((name, (kind, text)),) = attached.items()
-    assert (name, kind, "slow job" in text) == ("tracekit-report", "html", True)
-    told.clear()
-
-    class Client:
-        def log_batch(self, run_id: str, metrics: list[Any]) -> None:
-            told.append((run_id, [(each.key, each.value, each.step, each.is_dated) for each in metrics]))
-
-        def log_text(self, run_id: str, text: str, name: str) -> None:
-            told.append((run_id, "slow job" in text, name))
-
-    mlflow, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
-    mlflow.MlflowClient = Client  # type: ignore[attr-defined]
-    entities.Metric = lambda key, value, at_ms, step: SimpleNamespace(  # type: ignore[attr-defined]
-        key=key, value=value, is_dated=at_ms > 1e12, step=step
-    )
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-    log_to(job.report, SimpleNamespace(info=SimpleNamespace(run_id="r1")))
-    assert told == [("r1", [(name, value, 8, True) for name, value in figures.items()]), ("r1", True, PAGE)]
-    with pytest.raises(SelectionError, match=r"^int is no run of wandb, mlflow or TensorBoard$"):
-        log_to(job.report, 1)
 
 
 def logged(store: Store, where: str, numbers: tuple[int, ...] = (0, 1)) -> TrackerProcess:

@@ -100,8 +100,8 @@ def test_pipelines_are_priced_by_the_replay_of_their_stages() -> None:
 def without(ops: pl.DataFrame, step: int, rank: int, *, since: float = 0.0, until: float = 9.0) -> pl.DataFrame:
     """The ops without those of a rank in a step that begin in this time."""
     at = pl.col("step").eq(step) & pl.col("rank").eq(rank) & pl.col("start").is_between(since, until)
-    kept = ops.filter(~at).drop("seq").sort("step", "rank", "kind", "start")
-    return kept.with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
+    rest = ops.filter(~at).drop("seq").sort("step", "rank", "kind", "start")
+    return rest.with_columns(seq=pl.int_range(pl.len()).over("step", "rank", "kind"))
 
 
 @pytest.mark.parametrize(

@@ -522,9 +522,9 @@ def test_groups_of_ranks_that_take_turns_are_read_apart() -> None:
         orient="row",
     )
     loads = Loads("log", np.array([7]), np.array([0]), np.array([[[25.0, 25.0, 30.0, 0.0]]]))
-    found = ExpertLoads(ExpertJob(members), loads).experts_with([])
-    assert (found.source, found.notes) == ("splits", [])
-    (layer,) = found.layers
+    experts = ExpertLoads(ExpertJob(members), loads).experts_with([])
+    assert (experts.source, experts.notes) == ("splits", [])
+    (layer,) = experts.layers
     assert layer.tokens_by_rank == [30.0, 20.0, 10.0, 20.0]
     assert layer.max_over_mean == pytest.approx((30 / 20 + 20 / 20) / 2)
     unknown = members.with_columns(rows_sent=None, rows_received=None)

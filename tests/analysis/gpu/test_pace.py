@@ -128,13 +128,13 @@ def test_the_pace_of_peers_is_their_median_for_each_op(took: list[float], usual_
     ops, rows = len(took), []
     for rank in range(ops + 1):
         turn = rank - (rank > 2)
-        mine = [10.0] * ops if rank == 2 else took[turn % ops :] + took[: turn % ops]
-        rows += [(0, rank, f"op {op}", sum(mine[:op]), mine[op], None) for op in range(ops)]
-        rows.append((0, rank, "all-reduce", sum(mine), 10.0 * ops + 1 - sum(mine), "the end"))
+        durations = [10.0] * ops if rank == 2 else took[turn % ops :] + took[: turn % ops]
+        rows += [(0, rank, f"op {op}", sum(durations[:op]), durations[op], None) for op in range(ops)]
+        rows.append((0, rank, "all-reduce", sum(durations), 10.0 * ops + 1 - sum(durations), "the end"))
     columns = ["step", "rank", "kind", "start", "duration", "rendezvous"]
     report = report_of(pl.DataFrame(rows, columns, orient="row", infer_schema_length=None).with_columns(stream=0))
-    (found,) = report.findings
-    assert (found.where.ranks, found.saved_s) == ((2,), pytest.approx((10.0 - usual_s) * ops))
+    (finding,) = report.findings
+    assert (finding.where.ranks, finding.saved_s) == ((2,), pytest.approx((10.0 - usual_s) * ops))
 
 
 def test_a_rank_alone_is_nobodys_straggler() -> None:

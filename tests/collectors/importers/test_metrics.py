@@ -10,7 +10,6 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,7 +22,6 @@ from tests.cases import case
 from tests.handmade import POLL_S, run
 from tests.live.alert_tools import prometheus, promtool, until_ready
 from tracekit.analysis.metrics.samples import Samples, TimeSpan
-from tracekit.base import stderr
 from tracekit.base.errors import FormatError
 from tracekit.collectors.importers import metrics as reading
 from tracekit.collectors.importers.metrics import open_metrics
@@ -220,17 +218,11 @@ def test_a_server_that_never_answers_is_given_the_time_that_the_line_says(monkey
     assert (ran.code, ran.err) == (2, f"tracekit: {url}: no answer within 0.5 s\n")
 
 
-def test_a_server_that_is_silent_is_named_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_silent_is_named_while_it_is_waited_for(
+    said_at_once: tuple[list[str], threading.Event],
+) -> None:
     """It answers once the line is out: each of the requests after that one is waited for in silence."""
-    lines: list[str] = []
-    said = threading.Event()
-
-    def hear(line: str) -> None:
-        lines.append(line)
-        said.set()
-
-    monkeypatch.setattr(stderr, "_SHOWN_AFTER_S", 0.0)
-    monkeypatch.setattr(stderr, "say_once", lru_cache(hear))
+    lines, said = said_at_once
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         said.wait(30)

@@ -276,18 +276,18 @@ def test_hosts_are_told_by_their_jobs_and_what_they_cost_each(handmade_store: Pa
     """Of three jobs on three hosts, b costs 27.4 and 15.9 % of a step of two: 4.25 of 15.5 s, and half of that."""
     pages = Pages(handmade_store)
     said = [" | ".join(pages.lines("/hosts", **state)) for state in ({}, {"q": "a"}, {"q": "zz"})]
-    all_hosts, one, none = said
+    all_hosts, host_a, nobody = said
     assert (
         "Last seen | b | culprit in 2 of its last 3 jobs | repaired | : slow rank | slow | : slow rank | 20"
         in all_hosts
     )
     assert "| 2 more are not listed: they were the culprit less often, or never. Search for" in all_hosts
-    assert "Last seen | a | never the culprit in its last 3 jobs | 20" in one
-    assert none.endswith("No host | No host or GPU has 'zz' in its name. | All hosts")
-    told = " | ".join(pages.lines("/hosts", host="b"))
+    assert "Last seen | a | never the culprit in its last 3 jobs | 20" in host_a
+    assert nobody.endswith("No host | No host or GPU has 'zz' in its name. | All hosts")
+    of_host = " | ".join(pages.lines("/hosts", host="b"))
     worst = "The culprit in 2 of its last 3 jobs; at worst it cost 27% of a window of slow."
-    assert f"All hosts | {worst} | What it cost" in told
-    jobs = told.partition("Causes on this host alone | Last window | ")[2]
+    assert f"All hosts | {worst} | What it cost" in of_host
+    jobs = of_host.partition("Causes on this host alone | Last window | ")[2]
     rows = [["fine", "1", "0.0%", "none on this host alone"], ["repaired", "1", "15.9%", "slow rank"],
             ["slow", "1", "27.4%", "slow rank"]]  # fmt: skip
     assert [row.split(" | ")[:4] for row in re.split(r"UTC(?: \| |$)", jobs)[:-1]] == rows

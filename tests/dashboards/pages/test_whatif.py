@@ -435,9 +435,9 @@ def test_kept_scenarios_are_rows_numbered_from_1_and_bars_and_what_is_asked_now_
     drawn = sent(shown)  # the question of the paper has no bar: its step is that of the ideal job
     assert ("as it ran" in drawn, f"3  {WORKER}" in drawn, f"1  {STAGE}" in drawn) == (True, True, False)
     assert parts.kept_panel(MADE, parts.CurrentAnswers(WORKER, FASTER, None, (), ())) is None
-    kept = parts.kept_panel(MADE, parts.CurrentAnswers(WORKER, FASTER, None, ((WORKER, FASTER),), ()))
-    assert [row.className for row in found(kept, "Tr")][1:2] == [""]
-    assert "not kept" not in lines(kept)
+    side_by_side = parts.kept_panel(MADE, parts.CurrentAnswers(WORKER, FASTER, None, ((WORKER, FASTER),), ()))
+    assert [row.className for row in found(side_by_side, "Tr")][1:2] == [""]
+    assert "not kept" not in lines(side_by_side)
     problems = parts.kept_panel(MADE, parts.CurrentAnswers(None, None, None, (), ("unread",)))
     assert lines(problems) == ["Scenarios side by side", "unread"]
 
