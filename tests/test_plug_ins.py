@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 import tracekit
+from tests.analysis.small_jobs import of_steps
 from tests.distributions import install
 from tests.handmade import run
 from tracekit.analysis.detectors.late_rank import LateStart
@@ -228,6 +229,18 @@ def test_a_detector_that_fails_is_left_out_of_the_report(
     assert why in problem
     assert problem.endswith("; this report leaves it out")
     assert capsys.readouterr().err == f"tracekit: {problem}\n"
+
+
+def test_a_price_that_is_no_number_is_left_out_beside_a_stall_that_was_seen_once(site_packages: Path) -> None:
+    """A forward of 0.1 s takes 5 s on one of three ranks in one step of ten."""
+    plug(site_packages, "detectors", odd=DETECTOR.replace("-1.0", "float('nan')"))
+    usual = [("forward-compute", 0.1), ("backward-compute", 0.2)]
+    stalled = [("forward-compute", 5.0), ("backward-compute", 0.2)]
+    steps = [[usual, usual, stalled if step == 4 else usual] for step in range(10)]
+    report = tracekit.job_of(of_steps(steps)).report
+    (problem,) = report.problems
+    assert "failed (ValueError: after its change, some step time is negative or no number)" in problem
+    assert [cause.once.steps for cause in report.findings if cause.once is not None] == [(4,)]
 
 
 def test_what_a_plug_in_prints_does_not_go_into_the_report(site_packages: Path, slow_file: Path) -> None:
