@@ -46,7 +46,7 @@ LONGEST = (
     "tests/fleet/test_run.py",
     *(f"tests/collectors/{name}.py" for name in ("test_job_shapes", "test_framework_rows", "launch/test_faults")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("terminal", "standalone", "long_runs", "gone")),
-    *(f"tests/test_{name}.py" for name in ("store_windows", "first_minutes", "docs")),
+    *(f"tests/test_{name}.py" for name in ("store_windows", "first_minutes", "docs", "approved")),
     *(f"tests/collectors/launch/test_{name}.py" for name in ("attach", "profiler")),
     "tests/analysis/plans/test_live_ddp.py",
     "tests/collectors/nccl/test_launching.py",
