@@ -16,6 +16,7 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from plotly.utils import PlotlyJSONEncoder
 
@@ -31,6 +32,9 @@ from tests.bill.test_run import restarted
 from tests.dashboards.page_text import Pages
 from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
 from tests.test_one_world import HOSTS, op_trace
+from tests.test_sentences import JOBS
+from tracekit.analysis.diagnosis.diagnosis import Diagnosis
+from tracekit.report.report import Report
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 APPROVED = Path(__file__).parent / "approved"
@@ -117,6 +121,9 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "page-compare-split": ("/compare", {"job": "sequence-lengths", "split": "6"}),
     "page-whatif-asked": ("/whatif", {"job": "slow job", "select": "worker=1,0"}),
 }
+#: Case -> a small job with one cause: its answer and findings.
+FINDINGS = {f"findings-{job.replace(' ', '-')}": job for job in JOBS}
+CASES = (*COMMANDS, *PAGES, *FINDINGS)
 
 
 def fill(folder: Path) -> None:
@@ -143,7 +150,27 @@ def fill(folder: Path) -> None:
 
 def shown(case: str, folder: Path) -> str:
     """What the case shows, in the filled folder."""
+    if case in FINDINGS:
+        return _diagnosed(FINDINGS[case])
     return OF_THIS_RUN.sub("TIME", _page(case, folder) if case in PAGES else _printed(case, folder))
+
+
+def _diagnosed(job: str) -> str:
+    match JOBS[job]():
+        case Report() as report:
+            whole = json.loads(msgspec.json.encode(report))
+            parts = {key: whole[key] for key in ("answer", "verdict", "causes", "fixes")}
+        case Diagnosis(answer=answer, causes=causes):
+            parts = {"answer": answer, "causes": causes}
+        case findings:
+            parts = {"causes": [*findings]}
+    return json.dumps(
+        _rounded(json.loads(msgspec.json.encode(parts, enc_hook=_summed_up))), indent=1, ensure_ascii=False
+    )
+
+
+def _summed_up(value: Any) -> str:
+    return f"{value.shape} array, sum {value.sum():.6g}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def _printed(case: str, folder: Path) -> str:
@@ -220,7 +247,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         fill(folder)
-        for case in (*COMMANDS, *PAGES):
+        for case in CASES:
             (APPROVED / f"{case}.txt").write_text(shown(case, folder) + "\n", encoding="utf-8")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.approved import APPROVED, COMMANDS, PAGES, fill, shown
+from tests.approved import APPROVED, CASES, fill, shown
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_each_approved_file_is_of_a_case() -> None:
-    assert {path.stem for path in APPROVED.glob("*.txt")} == COMMANDS.keys() | PAGES.keys()
+    assert {path.stem for path in APPROVED.glob("*.txt")} == {*CASES}
 
 
-@pytest.mark.parametrize("case", [*COMMANDS, *PAGES])
+@pytest.mark.parametrize("case", CASES)
 def test_what_is_shown_is_what_was_approved(case: str, folder: Path) -> None:
     assert (shown(case, folder) + "\n").splitlines() == (APPROVED / f"{case}.txt").read_text("utf-8").splitlines()

@@ -13,6 +13,7 @@ from tests.analysis.rl.logs import lines, request, write
 from tests.cases import case
 from tracekit.analysis.job.rl_job import RlJob
 from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.rl_frameworks import formats_of
 from tracekit.collectors.importers.rl_logs import read_rl
 from tracekit.trace.model import Format
 from tracekit.trace.post_training import PhaseLog, RlTimeline, StepTime, run_of, trace_of
@@ -345,3 +346,14 @@ def test_what_is_no_log_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_rl([Path("verl"), write(Path("run.jsonl"), lines())])
     with pytest.raises(FormatError, match="slime logs no whole step here"):
         read_rl([Path("verl")], Format.SLIME)
+
+
+def test_a_line_without_its_step_is_of_a_framework_by_the_time_of_a_whole_step_alone() -> None:
+    for line, formats in {
+        "timing_s/gen:30.0 - timing_s/step:46.0": {Format.VERL},
+        "timing_s/gen:30.0 - timing_s/update_actor:9.0": set(),
+        "{'timing/make_experience': 3.0, 'timing/step_total': 4.0}": {Format.OPENRLHF},
+        "{'timing/make_experience': 3.0, 'timing/ppo_train': 1.0}": set(),
+    }.items():
+        with case(line):
+            assert formats_of(line.encode(), [(1, line)]) == formats
