@@ -46,25 +46,20 @@ _NUMBERS_AT_ONCE = 1 << 18
 class VerdictThresholds(Struct, frozen=True):
     """When a loss is worth a verdict, and when no figure is to be trusted."""
 
-    #: A loss below this share of the step is not a headline. Chosen; `eventsim` demands all causes from here on.
+    #: What costs less than this share of a step is no headline and no first step. Chosen; `eventsim` demands the rest.
     headline_share: float = 0.05
     #: A job is straggling if S is at least this. Definition: the paper's.
     straggling: float = 1.1
-    #: If the replay without launch delays misses the recording by more than this, it explains too little. Chosen: as
-    #: much as a headline.
+    #: A replay that misses the recording by more than this explains too little. Chosen: as much as a headline.
     largest_discrepancy: float = 0.05
-    #: If missing ranks could hide this much more of S, the price of a straggling job is not reliable. Chosen: half of
-    #: what makes a straggler.
+    #: Missing ranks may hide this much more of S before prices are not reliable. Chosen: half of a straggler.
     largest_hidden: float = 1.05
     #: Above this share, ops with negative times are more than a few odd recordings. Chosen.
     largest_clamped_share: float = 0.002
     #: A job cannot be faster than without its stragglers; S below this is more than rounding and noise. Chosen.
     smallest_slowdown: float = 0.98
-    #: Mention an unexplained loss if it is at least this share of the step ... Chosen: as much as a finding has to
-    #: cost.
+    #: Mention an unexplained loss from this share of the step on ... Chosen: as much as a finding has to cost.
     unexplained: float = 0.02
-    #: ... make it the headline from this share on ... Chosen: as other losses.
-    headline_unexplained: float = 0.05
     #: ... if it is this many standard errors. Statistic: one normal value of 740.
     errors: float = 3.0
     #: So many steps of one rank say what a day costs. Chosen.
@@ -320,7 +315,7 @@ class Parts(Struct, frozen=True):
     @property
     def headline(self) -> bool:
         """True if that loss is large, at any S."""
-        return self.to_tell and self.unexplained_s >= VERDICT.headline_unexplained * self.step_s
+        return self.to_tell and self.unexplained_s >= VERDICT.headline_share * self.step_s
 
     def words(self, step_s: float, whole: str = "each step", *, shares: bool = True) -> str | None:
         """Describe the loss without a cause, and whether noise can be the reason; None if it is small. `step_s`: the
@@ -332,7 +327,7 @@ class Parts(Struct, frozen=True):
 
         noise_s = min(self.noise_s, self.lost_s - self.explained_s)
         if not self.to_tell:
-            big = noise_s >= VERDICT.headline_unexplained * self.step_s
+            big = noise_s >= VERDICT.headline_share * self.step_s
             return f"the noise of the ops costs {part(noise_s)} of {whole}" if big else None
         cost = f"stragglers cost {part(self.lost_s)} of {whole}"
         by_noise = f", and {part(noise_s)} by the noise of the ops" if noise_s >= VERDICT.unexplained * step_s else ""

@@ -37,10 +37,9 @@ class PatternThresholds(Struct, frozen=True):
 
     #: A slowdown below this is not a pattern. Chosen: as much as a finding has to cost.
     smallest_slowdown: float = 1.02
-    #: A change must exceed the scatter of step times by this many standard errors, at the best of all places for it
-    #: ... Chosen.
+    #: A change must exceed the scatter of step times by this many standard errors, wherever it is ... Chosen.
     change_errors: float = 5.0
-    #: ... a trend, which has no place to choose, by so many ... Statistic: one normal value of 30,000.
+    #: ... a trend by so many ... Statistic: one normal value of 30,000.
     trend_errors: float = 4.0
     #: ... a slow step by so many ... Statistic: no normal step of a million.
     slow_step_errors: float = 5.0
@@ -62,13 +61,11 @@ class PatternThresholds(Struct, frozen=True):
     most_steps: int = 2
     #: ... and another step that has more than this share of what these have, has it, too. Chosen.
     share_of_another: float = 0.25
-    #: What stands apart makes its steps longer by this share of the recording. Chosen: as much as a finding has to
-    #: cost.
+    #: What stands apart takes this share of the recording longer. Chosen: as much as a finding has to cost.
     longer_share: float = 0.02
     #: A stage (or DP rank) is slow as a whole if this share of its workers is slow. Chosen.
     whole_share: float = 0.7
-    #: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
-    #: Definition: mostly.
+    #: A pattern stays in place if the same worker is worst in this share of the steps. Definition: mostly.
     stays_share: float = 0.5
 
 

@@ -46,13 +46,9 @@ if TYPE_CHECKING:
 class DiagnosisThresholds(Struct, frozen=True):
     """When causes hold, and which come first. Candidates: `FindingThresholds`."""
 
-    #: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less,
-    #: and less than half of what all fixes save, is not a first step. Chosen: as much as a headline.
-    smallest_first_share: float = 0.05
     #: A time pattern holds only if its steps have at least this share of what the cause costs. Definition: mostly.
     smallest_share_in_time: float = 0.5
-    #: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
-    #: Definition: most.
+    #: A loss was seen once if more than this share of it lies in one or two steps, beyond the others. Definition: most.
     most_of_it: float = 0.5
     #: Findings on a rank alone that cost a smaller share of the recording are not reported. Benchmark `one-gpu`:
     #: injections from 1 % on are to be found.
@@ -113,7 +109,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
 def _prerequisites_first(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in order, except that a costly finding that others depend on precedes them."""
     step, remaining = job.unprofiled_step, list(named)
-    least_s = DIAGNOSIS.smallest_first_share * (job.unchanged_s if step is None else step.value)
+    least_s = VERDICT.headline_share * (job.unchanged_s if step is None else step.value)
     while remaining:
         kinds = remaining[0].follows
         first = next((cause for cause in remaining if cause.kind in kinds and cause.worth_s >= least_s), remaining[0])

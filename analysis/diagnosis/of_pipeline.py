@@ -188,7 +188,7 @@ def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
     noise, attribution = job.noise, job.attribution
     small = noise.unexplained_s < VERDICT.unexplained * noise.step_s
-    if small and noise.noise_s < VERDICT.headline_unexplained * noise.step_s:  # there is nothing for causes to explain
+    if small and noise.noise_s < VERDICT.headline_share * noise.step_s:  # there is nothing for causes to explain
         return noise
     return Parts.of(attribution.original, attribution.ideal, job.noisy, _recovered_s(job, causes, _PLAIN))
 

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.detectors.detector import FINDINGS, detector_of, guarded
 from tracekit.analysis.diagnosis.find import DIAGNOSIS, acting
 from tracekit.analysis.evidence.subject import Cause, Plan, Subject
@@ -302,9 +303,9 @@ def first_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     if best is not None and best.withheld == IN_VAIN:
         anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
         most = max(anyway, key=lambda fix: fix.worth_s, default=best)
-        return most if most.share >= DIAGNOSIS.smallest_first_share else best
+        return most if most.share >= VERDICT.headline_share else best
     combination = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
-    if best is None or combination is None or best.share >= DIAGNOSIS.smallest_first_share:
+    if best is None or combination is None or best.share >= VERDICT.headline_share:
         return best
     return combination if hidden(best.worth_s, combination.worth_s) else best
 

@@ -24,6 +24,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
+from tracekit.analysis.gpu.pace import PACE
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
 from tracekit.analysis.numeric.arrays import Floats, Ints, or_null
 from tracekit.analysis.replay.graph_replay import Durations
@@ -35,22 +36,17 @@ from tracekit.trace.op import GpuRecording
 class ComparableThresholds(Struct, frozen=True):
     """When ranks of a recording can be compared."""
 
-    #: A rank is compared if at most this share of its events is missing or damaged. Chosen: the smallest saving for
-    #: which a rank is named.
-    largest_missing_share: float = 0.01
     #: A rank that lacks the launches of a larger share of its GPU ops shows nothing of its host. Definition: most.
     most_unlinked: float = 0.5
     #: A comparison over fewer steps does not show what a rank costs in the steps that are left out. Definition.
     fewest_steps: int = 2
     #: Sections between anchors repeat if this share of them looks like the section one period earlier. Chosen.
     alike_share: float = 0.9
-    #: Ops of a stream run in the order of their launches: at most this share overtakes. Chosen: in no recording that
-    #: was looked at does a single one.
+    #: At most this share of a stream's ops overtakes others. Chosen: in no recording looked at does a single one.
     overtaking_share: float = 0.01
     #: No GPU has more work queued than this, seconds. Chosen.
     longest_queue_s: float = 10.0
-    #: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
-    #: Chosen.
+    #: Rounding and clock noise may make the ends of an edge contradict it by this much, seconds. Chosen.
     noise_s: float = 5e-6
 
 
@@ -107,7 +103,7 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
         rank: f"for {share:.0%} of its GPU ops and launches, the other half is missing" for rank, share in unlinked
     }
     for rank, share in recording.damaged.items():
-        if share > COMPARABLE.largest_missing_share:
+        if share > PACE.smallest_share:  # what is missing may be what a rank is named for
             reasons[rank] = f"up to {share:.0%} of its GPU ops or host calls are damaged"
     for table, why in (
         (recording.step_spans, "its file marks no steps"),
@@ -153,7 +149,7 @@ def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[
     beyond = []
     for rank, share in shares.items():
         others = [shares.get(other, 0.0) for other in recording.ranks if other != rank]
-        if others and share > float(np.median(others)) + COMPARABLE.largest_missing_share:
+        if others and share > float(np.median(others)) + PACE.smallest_share:
             beyond.append((rank, share))
     return beyond
 
@@ -172,7 +168,7 @@ def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
     ended &= (matches.synchronising & collective)[matches.instance]
     count = int(ended.sum()) + sum(group.inside for group in groups)
-    if count <= COMPARABLE.largest_missing_share * len(matches.row):
+    if count <= PACE.smallest_share * len(matches.row):
         return []
     recorded = dict.fromkeys(clocks.ranks, 0)
     for group in groups:
@@ -266,7 +262,7 @@ def _disagreeing_marks(matches: Matches) -> list[str]:
     """Why the steps of some ranks are not those of the others: as a whole, they have the same collectives."""
     groups = [group for group in matches.groups if not group.transfers]
     unmatched = sum(sum(group.unmatched.values()) for group in groups)
-    if unmatched <= COMPARABLE.largest_missing_share * (len(matches.row) + unmatched):
+    if unmatched <= PACE.smallest_share * (len(matches.row) + unmatched):
         return []
     why = "ranks number their steps differently, or some kernels were not recorded"
     return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]

@@ -36,8 +36,7 @@ from tracekit.trace.model import OpKind
 OBEYED_SHARE = 0.95
 #: Fewer decisive ops prove nothing (eight coins fall alike in one of 128 throws): keep the published rule. Statistic.
 FEWEST_TELLING = 8
-#: An op is decisive if the two times differ by at least this, seconds: traces round to up to 0.1 ms. Chosen: twice
-#: that.
+#: An op is decisive if the two times differ by at least this, seconds: traces round to up to 0.1 ms. Chosen.
 SMALLEST_GAP_S = 200e-6
 #: Lanes to look at per structure: steps and DP ranks run the same code.
 MOST_LANES = 64

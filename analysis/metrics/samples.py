@@ -50,8 +50,7 @@ class SourceThresholds(Struct, frozen=True):
     conflicts: float = 0.02
     #: Share of falls of a counter. Chosen: as before.
     falls: float = 0.1
-    #: Of a gauge, samples as a multiple of what peers have, at distances that vary ... Definition: nearer to two
-    #: machines than to one.
+    #: Of a gauge, times as many samples as peers have, at distances that vary ... Definition: nearer to two than one.
     dense: float = 1.6
     #: ... or that many at any distances. Chosen.
     very_dense: float = 2.5

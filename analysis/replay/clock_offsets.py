@@ -51,8 +51,7 @@ CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
 MOST_IN_MATRIX, EXACT = 200, 1e-13
 #: An effect must be this many of its standard errors large. Benchmark `clocks`.
 ERRORS = 6.0
-#: With this many runs, the scatter of a clock is estimated from its changes between runs. Chosen: fewer show no
-#: spread.
+#: With this many runs, the scatter of a clock is estimated from its changes between runs. Chosen.
 FEWEST_FOR_SCATTER = 5
 #: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.
 #: Definition.

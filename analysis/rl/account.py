@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA
 from tracekit.base.text import percent
@@ -52,10 +53,6 @@ _PHASES = {
 class AccountThresholds(Struct, frozen=True):
     """When a loss of post-training, a step or a trend is told."""
 
-    #: Losses below this share of the step do not lead ... Chosen: as much as a headline.
-    smallest_share: float = 0.05
-    #: ... and a replay further off than this is not trusted. Chosen: as other replays.
-    largest_error: float = 0.05
     #: A step differs if it is off the median by so many standard deviations, as the median deviation shows them ...
     #: Statistic: no normal step of a million.
     deviations: float = 5.0
@@ -126,7 +123,7 @@ class RlAccount(Struct, frozen=True, kw_only=True):
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
     most = max(losses, key=lambda loss: loss.lost_s, default=None)
-    return most.loss if most is not None and most.lost_s >= ACCOUNT.smallest_share * step_s else None
+    return most.loss if most is not None and most.lost_s >= VERDICT.headline_share * step_s else None
 
 
 def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlike:
@@ -259,7 +256,7 @@ def first_line(account: RlAccount) -> tuple[str, str]:
     """
     if account.flagged:
         return "contradiction", account.flagged
-    kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(ACCOUNT.smallest_share)} of the step"
+    kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(VERDICT.headline_share)} of the step"
     if account.leading is not None:
         kind, lost_s = account.leading, max(row.lost_s for row in account.losses)
         words = f"{_LOSSES[account.leading]} costs {percent(lost_s / account.step_s)} of the step"
@@ -267,7 +264,7 @@ def first_line(account: RlAccount) -> tuple[str, str]:
         kind, lost_s = "phases", account.phases[0].seconds
         words = _phase_words(account.phases[0].phase, lost_s / account.step_s)
     unknown_s = account.unaccounted_s or 0.0
-    if unknown_s > lost_s and unknown_s >= ACCOUNT.smallest_share * account.step_s:
+    if unknown_s > lost_s and unknown_s >= VERDICT.headline_share * account.step_s:
         kind, words = (
             "unaccounted",
             f"{percent(unknown_s / account.step_s)} of the step is in no phase; time what it does",
@@ -286,7 +283,7 @@ def _more(account: RlAccount) -> Iterator[str]:
         yield account.sides.short_of_gpus
     if account.unlike is not None and account.unlike.worst:
         yield account.unlike.worst
-    if account.tools is not None and (account.tools.share or 0.0) >= ACCOUNT.smallest_share:
+    if account.tools is not None and (account.tools.share or 0.0) >= VERDICT.headline_share:
         yield f"tools cost at most {percent(account.tools.share or 0.0)} of the run"
 
 

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import saving_error_s
-from tracekit.analysis.rl.account import ACCOUNT, RlAccount, Run, leading, unlike
+from tracekit.analysis.rl.account import RlAccount, Run, leading, unlike
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted
 from tracekit.report.rl_step import Loss, LossTime, PhaseTime, Price, Sides, ToolsBound
@@ -141,8 +142,8 @@ class PostTrainingRun(ABC):
         engine_error = 0.0 if self.generations is None else self.generations.engine_error
         if self.flagged:
             return self.flagged
-        if max(self.replay_error_s / self.step_s, engine_error) > ACCOUNT.largest_error:
-            return f"{self.replayed_words}, more than {ACCOUNT.largest_error:.0%}"
+        if max(self.replay_error_s / self.step_s, engine_error) > VERDICT.largest_discrepancy:
+            return f"{self.replayed_words}, more than {VERDICT.largest_discrepancy:.0%}"
         return _FEW_STEPS.format(*_COUNTS[len(self.recorded)]) if len(self.recorded) < self.fewest else None
 
     def error_s(self, saving: Floats, scenarios: Sequence[Scenario] = ()) -> float:
