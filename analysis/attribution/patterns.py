@@ -51,7 +51,7 @@ class PatternThresholds(Struct, frozen=True):
     transient_share: float = 0.3
     #: A slowdown is persistent if the usual step loses at least this share of the loss of slow steps. Chosen.
     persistent_share: float = 0.3
-    #: The phase within a period must explain this share of the variance, beyond chance. Definition: most.
+    #: The phase within a period must explain this share of the variance, beyond chance. Chosen.
     periodic_share: float = 0.6
     #: Fewer steps have no pattern. Chosen: three on each side of a change.
     fewest_steps: int = 6

@@ -44,14 +44,13 @@ if TYPE_CHECKING:
 
 
 class DiagnosisThresholds(Struct, frozen=True):
-    """When causes hold, and which come first. Candidates: `FindingThresholds`."""
+    """When causes hold, and which fixes are told. When candidates are reported: `FindingThresholds`."""
 
     #: A time pattern holds only if its steps have at least this share of what the cause costs. Definition: mostly.
     smallest_share_in_time: float = 0.5
     #: A loss was seen once if more than this share of it lies in one or two steps, beyond the others. Definition: most.
     most_of_it: float = 0.5
-    #: Findings on a rank alone that cost a smaller share of the recording are not reported. Benchmark `one-gpu`:
-    #: injections from 1 % on are to be found.
+    #: Findings on a rank alone that cost a smaller share are not reported. Chosen: half of what `one-gpu` demands.
     smallest_cost_alone: float = 0.005
     #: A job that spends this share of its step in exposed communication is communication-bound. Chosen.
     communication_bound: float = 0.3

@@ -442,7 +442,7 @@ class UnexplainedTime:
     """`communication_gap_s`, `compute_gap_s`: 99th percentile of the unexplained gap before GPU ops, seconds.
 
     `inferred`: number of edges inferred from the order of calls; `edges`: of all edges. `violations`: of edges that the
-    recorded times contradict by more than COMPARABLE.noise_s.
+    recorded times contradict by more than `noise_s`.
     """
 
     communication_gap_s: float

@@ -8,8 +8,7 @@ rank saves.
 A rank is named if all of these agree: others wait for it; the job gets shorter when the rank works at the pace of its
 peers; it gets shorter by more than the noise of the recording explains; and no other rank would save half as much. Two
 limits are choices: `smallest_share` is the smallest saving worth somebody's time; `next_share` separates one culprit
-from two.
-If no rank is slower at anything recorded, a rank may still have come late into the recording.
+from two. If no rank is slower at anything recorded, a rank may still have come late into the recording.
 
 The tests compare how far ranks are behind the pace of their peers, step by step, at the ops on the critical path of
 this rank: noise elsewhere does not lengthen the recording. There are three tests, for three ways to stand out:
