@@ -47,7 +47,7 @@ MOST_NAMED = 16
 _Item = TypeVar("_Item")
 #: Stop improving the deal of a step after this many swaps.
 SWAPS = 200
-#: Compression shrinks gradients and parameters by this factor: 16 to 8 bits.
+#: Compression shrinks gradients and parameters by this factor: 16 to 8 bits. Definition.
 COMPRESSION = 2
 SAME_LAYERS = "all layers cost the same"
 ANY_AMOUNT = "work moves in any amount (whatif --layers 8,8,... says which layers)"

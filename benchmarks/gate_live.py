@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.measure import table, tracekit
 from tracekit.analysis.attribution import gate
 from tracekit.analysis.attribution.by_label import SpentPart, StepsSpent
-from tracekit.analysis.attribution.gate import SMALLEST_WHOLE, Gate, Outcome, Runs
+from tracekit.analysis.attribution.gate import GATE, Gate, Outcome, Runs
 from tracekit.sources.load import load
 
 SCRIPT = Path(__file__).resolve().parents[1] / "tests" / "collectors" / "scripts" / "dp2_pp2.py"
@@ -99,7 +99,7 @@ def _spread(runs: Sequence[StepsSpent]) -> dict[str, float]:
 def _noise(runs: Sequence[StepsSpent]) -> float:
     """How far identical runs differ, as a gate on the last of them shows: the largest margin of any figure."""
     rows = gate.judge(runs[:-1], runs[-1], LIMIT)
-    return max((row.margin_s or 0.0) / max(row.before_s, SMALLEST_WHOLE * rows[0].before_s) for row in rows)
+    return max((row.margin_s or 0.0) / max(row.before_s, GATE.smallest_whole * rows[0].before_s) for row in rows)
 
 
 def main(arguments: list[str]) -> None:

@@ -33,9 +33,8 @@ from tracekit.report.report import Report
 from tracekit.report.tables import BarTimeline, Picture, Section, Series, ShareGrid, Table
 from tracekit.trace.model import EARLIEST_S, Worker
 
-#: Limits of further causes, clocks and stalls in an answer.
+#: Limits of further causes and stalls in an answer.
 MOST_CAUSES = 3
-_MOST_CLOCKS = 3
 _MOST_STALLS = 3
 #: Two methods agree if their S differ by at most this share.
 _LARGEST_DIFFERENCE = 0.01
@@ -200,7 +199,7 @@ def run_of_several(report: Report) -> RunVerdict | None:
     return report.run if report.run and report.run.windows > 1 else None
 
 
-def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
+def first_line(report: Report) -> tuple[LossKind, str, str]:
     """The kind of loss, its label and the first sentence of a report: about the run if it has several windows whose
     losses are known.
     """
@@ -208,7 +207,7 @@ def first_line(report: Report, zone: tzinfo = UTC) -> tuple[LossKind, str, str]:
     if run is None or not run.recorded_s:
         return verdict.kind, f"{report.caveat}{verdict.label.upper()}", report.answer.headline
     kind = run_kind(run)
-    return kind, str(kind).upper(), run_sentence(run, zone)
+    return kind, str(kind).upper(), run_sentence(run)
 
 
 def run_kind(run: RunVerdict) -> LossKind:

@@ -48,20 +48,20 @@ from tracekit.base.text import short
 from tracekit.trace.facts import traced_dp_ranks
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind, Worker, kind_groups
 
-#: M_W idealises this share of the workers, at least one of them.
+#: M_W idealises this share of the workers, at least one of them. Definition: the paper's.
 SLOWEST_WORKERS_SHARE = 0.03
 #: Upper limit, in op evaluations, for questions about one DP rank at a time (its launch delays, idealising it).
 COSTLIEST_BY_DP_RANK = 200_000_000
 #: Largest number of path lengths in memory at a time.
 _LENGTHS_AT_ONCE = 1 << 20
-#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations.
+#: A grid coarser than this share of the usual compute spoils launch delays and transfer durations. Chosen.
 LARGEST_SHARE = 0.1
-#: Starts closer than this, seconds, are equal: no recorder resolves them.
+#: Starts closer than this, seconds, are equal: no recorder resolves them. Chosen.
 SAME_S = 1e-6
-#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations do
-#: not lie on it if they are usually further off.
+#: Starts lie on a grid if their gaps are whole multiples of its spacing, within this share of the spacing. Durations
+#: do not lie on it if they are usually further off. Chosen.
 ON_GRID = 0.02
-#: Look at the ops of this many lanes; decide nothing from fewer gaps.
+#: Look at the ops of this many lanes; decide nothing from fewer gaps. Chosen: fewer show no grid.
 LANES, FEWEST_GAPS = 8, 10
 Progress = Callable[[str], None]
 #: Jobs whose critical path is reported.

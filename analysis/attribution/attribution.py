@@ -37,28 +37,38 @@ if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
     from tracekit.analysis.replay.graph_replay import GraphReplay
 
-#: A loss below this share of the step is not a headline.
-SMALLEST_HEADLINE_SHARE = 0.05
-#: A job is straggling if S is at least this.
-STRAGGLING_SLOWDOWN = 1.1
-#: If the replay without launch delays misses the recording by more than this, it explains too little.
-LARGEST_DISCREPANCY = 0.05
-#: If missing ranks could hide this much more of S, the price of a straggling job is not reliable.
-LARGEST_HIDDEN = 1.05
-#: Above this share, ops with negative times are more than a few odd recordings.
-LARGEST_CLAMPED_SHARE = 0.002
-#: A job cannot be faster than without its stragglers; S below this is more than rounding and noise.
-SMALLEST_SLOWDOWN = 0.98
-#: Mention an unexplained loss if it is at least this share of the step and this many standard errors; make it the
-#: headline from the larger share on.
-SMALLEST_UNEXPLAINED, HEADLINE_UNEXPLAINED = 0.02, 0.05
-_ERRORS = 3.0
 #: Workers with gaps that a text names.
 _MOST_WORKERS = 3
-#: Noise is within this many standard deviations of the usual op.
-LARGEST_NOISE = 3.0
 #: Compare about so many ops at a time, so that they stay in the cache.
 _NUMBERS_AT_ONCE = 1 << 18
+
+
+class VerdictThresholds(Struct, frozen=True):
+    """When a loss is worth a verdict, and when no figure is to be trusted."""
+
+    #: What costs less than this share of a step is no headline and no first step. Chosen; `eventsim` demands the rest.
+    headline_share: float = 0.05
+    #: A job is straggling if S is at least this. Definition: the paper's.
+    straggling: float = 1.1
+    #: A replay that misses the recording by more than this explains too little. Chosen: as much as a headline.
+    largest_discrepancy: float = 0.05
+    #: Missing ranks may hide this much more of S before prices are not reliable. Chosen: half of a straggler.
+    largest_hidden: float = 1.05
+    #: Above this share, ops with negative times are more than a few odd recordings. Chosen.
+    largest_clamped_share: float = 0.002
+    #: A job cannot be faster than without its stragglers; S below this is more than rounding and noise. Chosen.
+    smallest_slowdown: float = 0.98
+    #: Mention an unexplained loss from this share of the step on ... Chosen: as much as a finding has to cost.
+    unexplained: float = 0.02
+    #: ... if it is this many standard errors. Statistic: one normal value of 740.
+    errors: float = 3.0
+    #: So many steps of one rank say what a day costs. Chosen.
+    fewest_steps: int = 3
+    #: Noise is within this many standard deviations of the usual op. Statistic: 99.7 % of normal values.
+    largest_noise: float = 3.0
+
+
+VERDICT = VerdictThresholds()
 
 
 class ReplayTrust(Struct, frozen=True):
@@ -163,7 +173,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
     @property
     def straggling(self) -> bool:
         """S >= 1.1."""
-        return self.slowdown >= STRAGGLING_SLOWDOWN
+        return self.slowdown >= VERDICT.straggling
 
     @cached_property
     def stage_slowdown(self) -> Floats:
@@ -206,22 +216,22 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         error = abs(float(self.with_delays.mean()) - self.recorded_s) / self.recorded_s
         discrepancy = self.discrepancy
         reasons = []
-        if unexplained > LARGEST_DISCREPANCY:
+        if unexplained > VERDICT.largest_discrepancy:
             total = "" if unexplained >= discrepancy else f", of {discrepancy:.1%} in all"
             reasons.append(
                 f"launch delays add {unexplained:.1%} to the step{total}: host-side time (Python, kernel launch), or"
                 " waiting for something that was not recorded"
             )
-        if discrepancy < -LARGEST_DISCREPANCY:
+        if discrepancy < -VERDICT.largest_discrepancy:
             reasons.append(
                 f"the replay is {-discrepancy:.1%} slower than the recording: ops overlapped that the graph orders"
             )
-        if error > LARGEST_DISCREPANCY:
+        if error > VERDICT.largest_discrepancy:
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
         reasons += self._doubts()
         clamped = self.clamped_transfers + self.clamped_delays
         # On one clock, ops that contradict the graph cost no more than the replay misses.
-        many = clamped > LARGEST_CLAMPED_SHARE * self.ops and not self.one_clock
+        many = clamped > VERDICT.largest_clamped_share * self.ops and not self.one_clock
         if many or (reasons and clamped):
             reasons.append(
                 f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
@@ -237,7 +247,7 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
                 f"starts are multiples of {seconds(self.coarse_starts_s)} and durations are not: digits of the starts"
                 " were lost (a float32 column?); convert them as float64"
             )
-        if self.slowdown < SMALLEST_SLOWDOWN:
+        if self.slowdown < VERDICT.smallest_slowdown:
             doubts.append(
                 f"the slowdown is {self.slowdown:.2f}: the job without stragglers is slower than the job itself, so"
                 " these ideal durations do not fit it"
@@ -245,13 +255,13 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         recorded = self.slowdown_as_recorded
         if self.gaps and recorded is None:
             doubts.append(f"{gaps_text(self.gaps)} were not recorded, so that nobody waits for them in the replay")
-        if recorded is not None and (recorded >= STRAGGLING_SLOWDOWN) != self.straggling:
+        if recorded is not None and (recorded >= VERDICT.straggling) != self.straggling:
             doubts.append(
                 f"{gaps_text(self.gaps)} were not recorded: the slowdown is {self.slowdown:.2f} with them reconstructed"
                 f" and {recorded:.2f} without"
             )
         hidden = self.hidden_slowdown
-        could_be = self.slowdown * LARGEST_HIDDEN if self.straggling else STRAGGLING_SLOWDOWN
+        could_be = self.slowdown * VERDICT.largest_hidden if self.straggling else VERDICT.straggling
         if self.straggling and 0 < self.incomplete_steps < len(self.steps):
             doubts.append(
                 f"DP ranks are missing from {self.incomplete_steps} of {len(self.steps)} steps, where waiting for them"
@@ -289,7 +299,7 @@ class Parts(Struct, frozen=True):
         """
         lost_s, noise_s = (float((times - ideal).mean()) for times in (original, noisy))
         unexplained, steps = original - noisy - explained, len(original)
-        error_s = _ERRORS * float(unexplained.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
+        error_s = VERDICT.errors * float(unexplained.std(ddof=1)) / math.sqrt(steps) if steps > 1 else max(noise_s, 0.0)
         return cls(float(original.mean()), lost_s, max(float(np.mean(explained)), 0.0), noise_s, error_s)
 
     @property
@@ -300,12 +310,12 @@ class Parts(Struct, frozen=True):
     @property
     def to_tell(self) -> bool:
         """True if a loss is worth reporting that neither causes nor chance explain."""
-        return self.unexplained_s >= max(SMALLEST_UNEXPLAINED * self.step_s, self.error_s)
+        return self.unexplained_s >= max(VERDICT.unexplained * self.step_s, self.error_s)
 
     @property
     def headline(self) -> bool:
         """True if that loss is large, at any S."""
-        return self.to_tell and self.unexplained_s >= HEADLINE_UNEXPLAINED * self.step_s
+        return self.to_tell and self.unexplained_s >= VERDICT.headline_share * self.step_s
 
     def words(self, step_s: float, whole: str = "each step", *, shares: bool = True) -> str | None:
         """Describe the loss without a cause, and whether noise can be the reason; None if it is small. `step_s`: the
@@ -317,10 +327,10 @@ class Parts(Struct, frozen=True):
 
         noise_s = min(self.noise_s, self.lost_s - self.explained_s)
         if not self.to_tell:
-            big = noise_s >= HEADLINE_UNEXPLAINED * self.step_s
+            big = noise_s >= VERDICT.headline_share * self.step_s
             return f"the noise of the ops costs {part(noise_s)} of {whole}" if big else None
         cost = f"stragglers cost {part(self.lost_s)} of {whole}"
-        by_noise = f", and {part(noise_s)} by the noise of the ops" if noise_s >= SMALLEST_UNEXPLAINED * step_s else ""
+        by_noise = f", and {part(noise_s)} by the noise of the ops" if noise_s >= VERDICT.unexplained * step_s else ""
         if not self.explained_s and not by_noise:
             return f"{cost}, for a reason tracekit does not know"
         return f"{cost} in all, {part(self.unexplained_s)} for reasons tracekit does not know{by_noise}"
@@ -415,7 +425,7 @@ def _of_previous(cost: Floats, previous: Ints) -> Floats:
 
 def _usual(logs: Floats, usual: Floats | float) -> Floats:
     """The factors of noise, without those too far from 1 to be noise. `usual`: the median distance of their kind."""
-    return np.exp(np.where(np.abs(logs) <= LARGEST_NOISE * MAD_TO_SIGMA * usual, logs, 0.0))
+    return np.exp(np.where(np.abs(logs) <= VERDICT.largest_noise * MAD_TO_SIGMA * usual, logs, 0.0))
 
 
 def _with_factors(replay: GraphReplay, factors: Sequence[Floats]) -> Floats:

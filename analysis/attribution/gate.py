@@ -29,16 +29,24 @@ from tracekit.base.text import counted, did_you_mean, listed, ranks_text, second
 
 #: Version of the JSON object; it increases whenever readers of the last version could break.
 GATE_VERSION = 1
-#: Confidence of all intervals together.
-CONFIDENCE = 0.99
-#: Judge parts of at least this share of the step, in either run.
-SMALLEST_SHARE = 0.01
-#: A part may grow by the limit, or by the limit of this share of the step if it is smaller than that.
-SMALLEST_WHOLE = 0.1
 #: The name of the whole step among the parts.
 STEP = "step"
 #: The number of regressions in the sentence about them.
 _MOST_NAMED = 3
+
+
+class GateThresholds(Struct, frozen=True):
+    """What the gate judges, and how surely."""
+
+    #: Confidence of all intervals together. Definition.
+    confidence: float = 0.99
+    #: Judge parts of at least this share of the step, in either run. Chosen: smaller ones change no decision.
+    smallest_share: float = 0.01
+    #: A part may grow by the limit, or by the limit of this share of the step if it is smaller than that. Chosen.
+    smallest_whole: float = 0.1
+
+
+GATE = GateThresholds()
 
 
 class Outcome(StrEnum):
@@ -113,7 +121,7 @@ class Gate(Struct, frozen=True, kw_only=True):
     run: Runs
     limit: float
     noise: float | None
-    confidence: float = CONFIDENCE
+    confidence: float = GATE.confidence
     rows: tuple[Judged, ...]
     notes: tuple[str, ...]
 
@@ -180,12 +188,12 @@ def judge(
 
     def counts(part: SpentPart) -> bool:
         shares = [_seconds(side, part).mean() / whole for side, whole in zip(sides, step_s, strict=True)]
-        return part.name in parts if parts else max(shares) >= SMALLEST_SHARE
+        return part.name in parts if parts else max(shares) >= GATE.smallest_share
 
     wanted = [None] * (not parts or STEP in parts) + [part for part in in_any_run if counts(part)]
     *before, after = (np.stack([_seconds(side, part) for part in wanted], axis=1) for side in sides)
-    differences = differences_from_runs(before, after, CONFIDENCE)
-    whole_s = np.maximum(differences.before, SMALLEST_WHOLE * float(np.mean(step_s[:-1])))
+    differences = differences_from_runs(before, after, GATE.confidence)
+    whole_s = np.maximum(differences.before, GATE.smallest_whole * float(np.mean(step_s[:-1])))
     if noise is not None:
         differences = replace(differences, noise=noise * whole_s)
     rows = [_judged(differences, row, part, limit * float(whole_s[row])) for row, part in enumerate(wanted)]
@@ -204,7 +212,7 @@ def unclear_slowdown(original_s: Floats, ideal_s: Floats, bound: float) -> str |
     if len(original_s) < FEWEST_STEPS or not ideal_s.mean() > 0:
         return None
     by_step = slowdown_by_step(original_s, ideal_s)[:, None]
-    difference = differences_of_means(np.zeros_like(by_step), by_step, CONFIDENCE)
+    difference = differences_of_means(np.zeros_like(by_step), by_step, GATE.confidence)
     distance, margin = abs(float(difference.after[0]) - bound), float(difference.margin[0])
     if not distance < margin < np.inf:
         return None
@@ -252,7 +260,7 @@ def _slower_ranks(sides: Sequence[Spent], parts: list[SpentPart]) -> str:
     if not parts or not len(ranks) or any(len(side.ranks) != len(ranks) for side in sides):
         return ""
     *before, after = (np.concatenate([side.by_rank(part) for part in parts], axis=1) for side in sides)
-    differences = differences_from_runs(before, after, CONFIDENCE)
+    differences = differences_from_runs(before, after, GATE.confidence)
     slower = (differences.difference > differences.margin).reshape(len(parts), -1)
     grown = np.where(slower, differences.difference.reshape(slower.shape), 0.0).sum(axis=1)
     most = int(grown.argmax())

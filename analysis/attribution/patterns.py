@@ -18,6 +18,7 @@ from msgspec import Struct
 from tracekit.analysis.attribution.attribution import Attribution
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints, number
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA
 from tracekit.analysis.whatif.interventions import RECORDED
 from tracekit.base.limits import Count, Finite, Number, Ordinal, Proportion
 from tracekit.trace.model import KINDS, OpKind, Worker
@@ -25,39 +26,50 @@ from tracekit.trace.model import KINDS, OpKind, Worker
 if TYPE_CHECKING:
     from tracekit.analysis.replay.engine import JobReplay
 
-#: A slowdown below this (2 % of the step) is not a pattern.
-SMALLEST_SLOWDOWN = 1.02
-#: A change, a trend or a slow step must exceed the scatter of step times by this many standard errors.
-CHANGE_ERRORS = 5.0
-TREND_ERRORS = 4.0
-SLOW_STEP_ERRORS = 5.0
-#: A line that explains this share of the variance is a drift even if its last steps look like outliers.
-CLEAR_LINE_SHARE = 0.8
-#: ... and by this share of the step.
-SMALLEST_CHANGE = 0.03
-#: Slow steps below this share of all steps are transient; more are the normal state.
-TRANSIENT_SHARE = 0.3
-#: A slowdown is persistent if the usual step loses at least this share of the loss of slow steps.
-PERSISTENT_SHARE = 0.3
-#: The phase within a period must explain this share of the variance, beyond chance.
-PERIODIC_SHARE = 0.6
-FEWEST_STEPS = 6
 #: Accept gaps in the step numbers until their range exceeds the number of steps by this factor.
 _SPARSEST = 8
 #: Above the rounding error of a share that a Fourier transform computes.
 _ROUNDING = 1e-6
-#: Workers whose S_w - 1 reaches this share of the largest one are slow too.
-HOT_SHARE = 0.4
-#: What is isolated is seen in this many steps at most, if they are fewer than half of all ...
-MOST_STEPS = 2
-#: ... and another step that has more than this share of what these have, has it, too.
-SHARE_OF_ANOTHER = 0.25
-#: What stands apart makes its steps longer by this share of the recording. Chosen: as much as a finding has to cost.
-LONGER_SHARE = 0.02
-#: A stage (or DP rank) is slow as a whole if this share of its workers is slow.
-WHOLE_SHARE = 0.7
-#: The pattern stays in place if the same worker is worst in at least this share of the steps; else it moves.
-STAYS_SHARE = 0.5
+
+
+class PatternThresholds(Struct, frozen=True):
+    """When step times and slowdowns of workers have a pattern."""
+
+    #: A slowdown below this is not a pattern. Chosen: as much as a finding has to cost.
+    smallest_slowdown: float = 1.02
+    #: A change must exceed the scatter of step times by this many standard errors, wherever it is ... Chosen.
+    change_errors: float = 5.0
+    #: ... a trend by so many ... Statistic: one normal value of 30,000.
+    trend_errors: float = 4.0
+    #: ... a slow step by so many ... Statistic: no normal step of a million.
+    slow_step_errors: float = 5.0
+    #: ... and each by this share of the step. Chosen.
+    smallest_change: float = 0.03
+    #: A line that explains this share of the variance is a drift even if its last steps look like outliers. Chosen.
+    clear_line_share: float = 0.8
+    #: Slow steps below this share of all steps are transient; more are the normal state. Chosen.
+    transient_share: float = 0.3
+    #: A slowdown is persistent if the usual step loses at least this share of the loss of slow steps. Chosen.
+    persistent_share: float = 0.3
+    #: The phase within a period must explain this share of the variance, beyond chance. Chosen.
+    periodic_share: float = 0.6
+    #: Fewer steps have no pattern. Chosen: three on each side of a change.
+    fewest_steps: int = 6
+    #: Workers whose S_w - 1 reaches this share of the largest one are slow too. Chosen.
+    hot_share: float = 0.4
+    #: What is isolated is seen in this many steps at most, if they are fewer than half of all ... Definition.
+    most_steps: int = 2
+    #: ... and another step that has more than this share of what these have, has it, too. Chosen.
+    share_of_another: float = 0.25
+    #: What stands apart takes this share of the recording longer. Chosen: as much as a finding has to cost.
+    longer_share: float = 0.02
+    #: A stage (or DP rank) is slow as a whole if this share of its workers is slow. Chosen.
+    whole_share: float = 0.7
+    #: A pattern stays in place if the same worker is worst in this share of the steps. Definition: mostly.
+    stays_share: float = 0.5
+
+
+PATTERNS = PatternThresholds()
 
 
 class StepTimes(Struct, frozen=True, eq=False):
@@ -126,39 +138,39 @@ def pattern_of_series(series: Floats, steps: list[int]) -> TimePattern:
         return TimePattern(shape, number(statistic), needed, **fields)
 
     level = float(np.median(series))
-    steady = TimeShape.PERSISTENT if level >= SMALLEST_SLOWDOWN else TimeShape.NONE
-    if len(series) < FEWEST_STEPS:
-        return pattern(steady, level, SMALLEST_SLOWDOWN)
+    steady = TimeShape.PERSISTENT if level >= PATTERNS.smallest_slowdown else TimeShape.NONE
+    if len(series) < PATTERNS.fewest_steps:
+        return pattern(steady, level, PATTERNS.smallest_slowdown)
     # The standard deviation of a step, from differences of neighbours, which trends and jumps hardly affect.
-    noise = max(float(1.4826 * np.median(np.abs(np.diff(series))) / np.sqrt(2)), 1e-9)
+    noise = max(float(MAD_TO_SIGMA * np.median(np.abs(np.diff(series))) / np.sqrt(2)), 1e-9)
     since, change = _change_point(series, noise)
     gap = abs(float(series[since:].mean() - series[:since].mean()))
     trend, rise = _trend(series)
-    slow = np.flatnonzero(series > level + max(SLOW_STEP_ERRORS * noise, SMALLEST_CHANGE * level))
+    slow = np.flatnonzero(series > level + max(PATTERNS.slow_step_errors * noise, PATTERNS.smallest_change * level))
     slow_steps = tuple(steps[position] for position in slow)
-    few = 0 < len(slow) <= TRANSIENT_SHARE * len(series)
+    few = 0 < len(slow) <= PATTERNS.transient_share * len(series)
     at_all = np.arange(len(series))
     line = _explained_variance(series, np.polyval(np.polyfit(at_all, series, 1), at_all).astype(np.float64))
     jump = _explained_variance(series, np.where(at_all < since, series[:since].mean(), series[since:].mean()))
-    drifts = line > jump and (line > CLEAR_LINE_SHARE or not few)
-    if trend > TREND_ERRORS and rise > SMALLEST_CHANGE and drifts:
-        return pattern(TimeShape.DRIFTING, trend, TREND_ERRORS)
-    if change > CHANGE_ERRORS and gap > SMALLEST_CHANGE and not few:
-        return pattern(TimeShape.CHANGED, change, CHANGE_ERRORS, since_step=steps[since])
+    drifts = line > jump and (line > PATTERNS.clear_line_share or not few)
+    if trend > PATTERNS.trend_errors and rise > PATTERNS.smallest_change and drifts:
+        return pattern(TimeShape.DRIFTING, trend, PATTERNS.trend_errors)
+    if change > PATTERNS.change_errors and gap > PATTERNS.smallest_change and not few:
+        return pattern(TimeShape.CHANGED, change, PATTERNS.change_errors, since_step=steps[since])
     period, share = _period(series, np.array(steps))
     if period is not None:
-        return pattern(TimeShape.PERIODIC, share, PERIODIC_SHARE, period=period, slow_steps=slow_steps)
-    if few and level - 1 < PERSISTENT_SHARE * (float(series[slow].mean()) - 1):
+        return pattern(TimeShape.PERIODIC, share, PATTERNS.periodic_share, period=period, slow_steps=slow_steps)
+    if few and level - 1 < PATTERNS.persistent_share * (float(series[slow].mean()) - 1):
         height = float((series[slow] - level).max() / noise)
-        return pattern(TimeShape.TRANSIENT, height, SLOW_STEP_ERRORS, slow_steps=slow_steps)
-    return pattern(steady, level, SMALLEST_SLOWDOWN)
+        return pattern(TimeShape.TRANSIENT, height, PATTERNS.slow_step_errors, slow_steps=slow_steps)
+    return pattern(steady, level, PATTERNS.smallest_slowdown)
 
 
 def some_stand_apart(step_s: Floats) -> bool:
     """Whether a step is long enough for work that stands apart from that of all others. `step_s`: [steps]."""
-    if len(step_s) < FEWEST_STEPS:
+    if len(step_s) < PATTERNS.fewest_steps:
         return False
-    return float(step_s.max() - np.median(step_s)) >= LONGER_SHARE * float(step_s.sum()) / MOST_STEPS
+    return float(step_s.max() - np.median(step_s)) >= PATTERNS.longer_share * float(step_s.sum()) / PATTERNS.most_steps
 
 
 def isolated(values: Floats, count: int) -> tuple[Ints, Floats, float] | None:
@@ -171,7 +183,7 @@ def isolated(values: Floats, count: int) -> tuple[Ints, Floats, float] | None:
     others = np.delete(values, largest)
     usual = max(float(np.median(others)), 0.0)
     beyond = values[largest] - usual
-    return (largest, beyond, usual) if others.max() - usual <= SHARE_OF_ANOTHER * beyond.min() else None
+    return (largest, beyond, usual) if others.max() - usual <= PATTERNS.share_of_another * beyond.min() else None
 
 
 def _change_point(series: Floats, noise: float) -> tuple[int, float]:
@@ -226,7 +238,7 @@ def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
     """
     variance = float(((series - series.mean()) ** 2).sum())
     count = len(series)
-    if variance == 0 or float(np.ptp(series)) < SMALLEST_CHANGE:
+    if variance == 0 or float(np.ptp(series)) < PATTERNS.smallest_change:
         return None, 0.0
     for period in _possible_periods(series - series.mean(), steps).tolist():
         phase = steps % period
@@ -236,7 +248,7 @@ def _period(series: Floats, steps: Any) -> tuple[int | None, float]:
             continue
         explained = float((sums**2 / sizes).sum()) / variance
         share = 1 - (1 - explained) * (count - 1) / (count - period)
-        if share >= PERIODIC_SHARE:
+        if share >= PATTERNS.periodic_share:
             return period, share
     return None, 0.0
 
@@ -259,7 +271,7 @@ def _possible_periods(deviation: Floats, steps: Any) -> Ints:
     squares = np.array([correlation[0] + 2 * correlation[period::period].sum() for period in periods])
     smallest = count // periods if span == count else 2
     explained = squares / smallest / correlation[0] + _ROUNDING
-    possible: Ints = periods[1 - (1 - explained) * (count - 1) / (count - periods) >= PERIODIC_SHARE]
+    possible: Ints = periods[1 - (1 - explained) * (count - 1) / (count - periods) >= PATTERNS.periodic_share]
     return possible
 
 
@@ -275,14 +287,14 @@ def space_pattern(attribution: Attribution, hosts: Mapping[Worker, str]) -> Spac
 
     largest = float(slowdown.max())
     usual = float(per_step.max(axis=1).mean()) - 1
-    if largest < SMALLEST_SLOWDOWN - 1 and usual < 2 * (SMALLEST_SLOWDOWN - 1):
+    if largest < PATTERNS.smallest_slowdown - 1 and usual < 2 * (PATTERNS.smallest_slowdown - 1):
         return pattern(SpaceShape.NONE)
-    slow = slowdown >= max(HOT_SHARE * largest, SMALLEST_SLOWDOWN - 1)
+    slow = slowdown >= max(PATTERNS.hot_share * largest, PATTERNS.smallest_slowdown - 1)
     cells = np.flatnonzero(slow)
     shape, host = _shape(slow, [hosts.get(_worker(attribution, int(cell))) for cell in cells])
-    if shape in {SpaceShape.SEVERAL_WORKERS, SpaceShape.ONE_HOST} and stays < STAYS_SHARE:
+    if shape in {SpaceShape.SEVERAL_WORKERS, SpaceShape.ONE_HOST} and stays < PATTERNS.stays_share:
         return pattern(SpaceShape.DIFFUSE)
-    if shape is SpaceShape.ONE_WORKER and stays < STAYS_SHARE and largest < usual / 2:
+    if shape is SpaceShape.ONE_WORKER and stays < PATTERNS.stays_share and largest < usual / 2:
         return pattern(SpaceShape.DIFFUSE)
     return pattern(shape if len(cells) else SpaceShape.DIFFUSE, cells, host)
 
@@ -292,9 +304,9 @@ def _shape(slow: Any, hosts: list[str | None]) -> tuple[SpaceShape, str | None]:
     dp_ranks, stages = np.flatnonzero(slow.any(axis=1)), np.flatnonzero(slow.any(axis=0))
     if slow.sum() <= 1:
         return SpaceShape.ONE_WORKER, hosts[0] if hosts else None
-    if len(stages) == 1 < slow.shape[1] and len(dp_ranks) >= WHOLE_SHARE * slow.shape[0]:
+    if len(stages) == 1 < slow.shape[1] and len(dp_ranks) >= PATTERNS.whole_share * slow.shape[0]:
         return SpaceShape.ONE_STAGE, None
-    if len(dp_ranks) == 1 < slow.shape[0] and len(stages) >= WHOLE_SHARE * slow.shape[1]:
+    if len(dp_ranks) == 1 < slow.shape[0] and len(stages) >= PATTERNS.whole_share * slow.shape[1]:
         return SpaceShape.ONE_DP_RANK, None
     if len(set(hosts)) == 1 and hosts[0] is not None:
         return SpaceShape.ONE_HOST, hosts[0]
@@ -355,7 +367,7 @@ def stalls_of(replay: JobReplay, attribution: Attribution) -> tuple[Stall, ...]:
     if pattern.shape not in {TimeShape.TRANSIENT, TimeShape.PERIODIC} or not pattern.slow_steps:
         return ()
     slow = np.isin(attribution.steps, pattern.slow_steps)
-    if slow.mean() > TRANSIENT_SHARE:
+    if slow.mean() > PATTERNS.transient_share:
         return ()
     of_slow = _seconds_by_part(replay.only_steps(pattern.slow_steps))
     # The parts of a usual step: the mean over all steps, without the slow ones.

@@ -37,16 +37,16 @@ from tracekit.report.questions import (
     StageBubbles,
 )
 
-#: Computes of a stage that overlap by more than this share of the window do not follow each other.
+#: Computes of a stage that overlap by more than this share of the window do not follow each other. Chosen.
 MOST_OVERLAP = 1e-3
 
 PLACES: tuple[PlaceOfIdle, ...] = ("warm-up", "between", "drain")
 REASONS: tuple[ReasonOfIdle, ...] = ("peer", "transfer", "collective", "host")
-#: A gap of this many seconds can hold other work.
+#: A gap of this many seconds can hold other work. Chosen.
 USABLE_S = 50e-6
 #: What can be switched off; what all of them leave unexplained is the host's.
 SWITCHES: tuple[CauseOfIdle, ...] = ("transfers", "jitter", "workers", "stages", "dependency")
-#: The share of the weight gradients in a whole backward, least and most, if it is not known.
+#: The share of the weight gradients in a whole backward, least and most, if it is not known. Chosen.
 WEIGHT_SHARES = (1 / 3, 1 / 2)
 V_SHAPED = "the recorded schedule is V-shaped, which is supported for places only"
 

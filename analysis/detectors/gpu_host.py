@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.detectors.gpu_time import (
     GPU_TIME,
@@ -356,8 +356,8 @@ def launch_bound(kind: str, job: RecordingSubject) -> Iterator[Candidate]:
         kind,
         Place(),
         f"every GPU is idle for at least {share:.0%} of the recording{_idle_reasons(job)}",
-        (Figure("idle, over the recording", share, SMALLEST_HEADLINE_SHARE, Unit.SHARE),),
-        confidence_from((Figure("idle", share, SMALLEST_HEADLINE_SHARE),)),
+        (Figure("idle, over the recording", share, VERDICT.headline_share, Unit.SHARE),),
+        confidence_from((Figure("idle", share, VERDICT.headline_share),)),
         AddTime(-idle_s),
         bound=True,
         title="The GPUs are idle",

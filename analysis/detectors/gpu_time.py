@@ -12,7 +12,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.gpu_losses import (
     HOST_TIME,
@@ -36,8 +36,6 @@ from tracekit.report.finding import Figure, LossKind, Place, Spent, Unit, confid
 from tracekit.report.hardware import GpuTimes, NamedTime
 from tracekit.trace.gpu_activity import IdleReason, KernelClass
 
-#: What pinned memory reaches where the card is not known: PCIe 4 with 16 lanes, bytes a second.
-_USUAL_LINK_S = 24e9
 #: The operator of the reentrant kind, whose backward both repeats the forward and computes gradients.
 _REENTRANT = "CheckpointFunctionBackward"
 #: At most so many findings of one kind, and names in each.
@@ -53,6 +51,8 @@ class GpuTimeThresholds(Struct, frozen=True):
     unseen_share: float = 0.05
     #: The same of Python without a name. Chosen: nobody can act upon it.
     unnamed_share: float = 0.05
+    #: What pinned memory reaches where the card is not known, bytes a second. Chosen: PCIe 4 with 16 lanes.
+    usual_link_s: float = 24e9
 
 
 GPU_TIME = GpuTimeThresholds()
@@ -94,7 +94,7 @@ class SlowCopies(Detector):
             return
         card = Card.named(job.summary.gpu)
         saved_s = np.zeros(ops.height)
-        saved_s[copies] = np.maximum(spent_s - moved / (card.link_s if card else _USUAL_LINK_S), 0.0)
+        saved_s[copies] = np.maximum(spent_s - moved / (card.link_s if card else GPU_TIME.usual_link_s), 0.0)
         speed = float(moved.sum()) / (float(spent_s.sum()) or np.inf) / 1e9
         names = tuple(ops["name"].gather(copies).unique().sort().to_list())
         yield candidate(
@@ -289,7 +289,7 @@ class ExposedCommunication(Detector):
         if not leads(job, self.loss):
             return
         exposed_s = exposed_communication_s(job)
-        figure = Figure("exposed, over the recording", exposed_s / job.recorded_s, SMALLEST_HEADLINE_SHARE, Unit.SHARE)
+        figure = Figure("exposed, over the recording", exposed_s / job.recorded_s, VERDICT.headline_share, Unit.SHARE)
         yield Candidate(
             self.kind,
             Place(),

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tracekit.analysis.detectors.detector import Candidate, Detector, Repair
 from tracekit.analysis.evidence.graph_subject import GraphSubject, at_pace, culprit_of, even_pace
 from tracekit.analysis.evidence.subject import Subject, evidence
-from tracekit.analysis.gpu.pace import LARGEST_CHANCE, Behind, Part
+from tracekit.analysis.gpu.pace import PACE, Behind, Part
 from tracekit.analysis.gpu.times import grid_blocks
 from tracekit.analysis.graph.op_graph import Why
 from tracekit.analysis.numeric.arrays import Bools, Int32s, Ints
@@ -60,7 +60,7 @@ class LateRank(Detector):
             Place(ranks=(culprit.rank,)),
             waited,
             (Figure("saved at the pace of its peers", culprit.saved_s, 0.0, Unit.SECONDS),),
-            1 - LARGEST_CHANCE,
+            1 - PACE.largest_chance,
             at_pace(job, culprit.rank, freed=True),
         )
 
@@ -89,7 +89,7 @@ class LateStart(Detector):
             Place(ranks=(culprit.rank,)),
             f"its first recorded event is {seconds(culprit.late_s)} after those of its peers, which wait for it",
             (Figure("later than its peers", culprit.late_s, 0.0, Unit.SECONDS),),
-            1 - LARGEST_CHANCE,
+            1 - PACE.largest_chance,
             begins(job, culprit.rank, usual_s),
         )
 
@@ -226,7 +226,7 @@ class RankBehind(Struct, frozen=True, eq=False):
             Place(ranks=(self.rank,)),
             effect,
             (share, *figures),
-            1 - LARGEST_CHANCE,
+            1 - PACE.largest_chance,
             at_pace(job, self.rank, behind.ops, freed=freed),
             series=None if job.recorded is not None else 1 + behind.saved_each_s / job.unchanged_s,
             excess=self.spent_s / self.usual_s - 1 if self.usual_s else None,

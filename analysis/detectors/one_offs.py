@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tracekit.analysis.attribution.patterns import LONGER_SHARE, SHARE_OF_ANOTHER, TimePattern, TimeShape
+from tracekit.analysis.attribution.patterns import PATTERNS, TimePattern, TimeShape
 from tracekit.analysis.detectors.detector import FINDINGS, Advice, Candidate
 from tracekit.analysis.evidence.one_offs import OneOff, WorkPart, one_offs_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -57,8 +57,8 @@ def _stall(job: PipelineSubject, one_off: OneOff) -> Candidate:
     steps = tuple(int(job.steps[place]) for place in one_off.steps)
     workers = () if one_off.everywhere else job.workers_where(one_off.workers)
     figures = (
-        Figure("longer than usual, over the step", _share(job, one_off), LONGER_SHARE, Unit.SHARE),
-        Figure("beyond what any other step is longer", one_off.factor, 1 / SHARE_OF_ANOTHER, Unit.FACTOR),
+        Figure("longer than usual, over the step", _share(job, one_off), PATTERNS.longer_share, Unit.SHARE),
+        Figure("beyond what any other step is longer", one_off.factor, 1 / PATTERNS.share_of_another, Unit.FACTOR),
     )
     in_steps = _in_words(steps)
     advice = f"see what happened on {{ranks}} in {in_steps}: {_WORDS[one_off.part][1]}; {_COMES_BACK}"

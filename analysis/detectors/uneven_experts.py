@@ -11,7 +11,7 @@ from tracekit.analysis.detectors.late_rank import OneLaunchQueue
 from tracekit.analysis.evidence.graph_subject import GraphSubject, culprit_of, experts_of, uneven_experts, unknown_loads
 from tracekit.analysis.evidence.subject import Cause, Subject
 from tracekit.analysis.experts.expert_loads import EXPERT_LOADS
-from tracekit.analysis.gpu.pace import LARGEST_CHANCE
+from tracekit.analysis.gpu.pace import PACE
 from tracekit.analysis.whatif.interventions import SetOps
 from tracekit.report.finding import Figure, Place, Unit
 from tracekit.report.questions import CauseOfImbalance
@@ -107,7 +107,7 @@ class UnknownExpertLoads(UnevenExperts):
                 f"the experts of rank {imbalance.rank} take {imbalance.factor - 1:.0%} longer than those of its peers;"
                 f" {imbalance.why}, so that a hot expert cannot be told from a slow GPU",
                 (Figure("time of its experts over that of its peers", imbalance.factor, 1.0, Unit.FACTOR),),
-                1 - LARGEST_CHANCE,
+                1 - PACE.largest_chance,
                 SetOps(imbalance.cost),
             )
 

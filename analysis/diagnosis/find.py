@@ -12,10 +12,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
-from tracekit.analysis.attribution.patterns import MOST_STEPS, TimePattern, isolated, pattern_of_series
+from tracekit.analysis.attribution.attribution import VERDICT
+from tracekit.analysis.attribution.patterns import PATTERNS, TimePattern, isolated, pattern_of_series
 from tracekit.analysis.detectors.detector import (
     FINDINGS,
     Advice,
@@ -42,13 +42,25 @@ from tracekit.trace.facts import Fact
 if TYPE_CHECKING:
     from tracekit.analysis.diagnosis.diagnosis import Assessment
 
-#: What is worth this share of the step goes before what can only be done once it is gone; a fix that saves less, and
-#: less than half of what all fixes save, is not a first step.
-SMALLEST_FIRST_SHARE = 0.05
-#: A time pattern holds only if its steps have at least this share of what the cause costs.
-SMALLEST_SHARE_IN_TIME = 0.5
-#: A loss was seen once if more than this share of it lies in one or two steps, beyond what the others lose.
-MOST_OF_IT = 0.5
+
+class DiagnosisThresholds(Struct, frozen=True):
+    """When causes hold, and which fixes are told. When candidates are reported: `FindingThresholds`."""
+
+    #: A time pattern holds only if its steps have at least this share of what the cause costs. Definition: mostly.
+    smallest_share_in_time: float = 0.5
+    #: A loss was seen once if more than this share of it lies in one or two steps, beyond the others. Definition: most.
+    most_of_it: float = 0.5
+    #: Findings on a rank alone that cost a smaller share are not reported. Chosen: half of what `one-gpu` demands.
+    smallest_cost_alone: float = 0.005
+    #: A job that spends this share of its step in exposed communication is communication-bound. Chosen.
+    communication_bound: float = 0.3
+    #: Causes explain S if they cost at least this share of what stragglers cost. Definition: most.
+    explained_share: float = 0.5
+    #: Leave out fixes that save less than this share of the step. Chosen.
+    smallest_saving: float = 0.01
+
+
+DIAGNOSIS = DiagnosisThresholds()
 
 
 def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None) -> tuple[Cause, ...]:
@@ -96,7 +108,7 @@ def causes_of(assessed: Assessment, detectors: Sequence[Detector] | None = None)
 def _prerequisites_first(job: Subject, named: Sequence[Cause]) -> Iterator[Cause]:
     """Yield findings in order, except that a costly finding that others depend on precedes them."""
     step, remaining = job.unprofiled_step, list(named)
-    least_s = SMALLEST_FIRST_SHARE * (job.unchanged_s if step is None else step.value)
+    least_s = VERDICT.headline_share * (job.unchanged_s if step is None else step.value)
     while remaining:
         kinds = remaining[0].follows
         first = next((cause for cause in remaining if cause.kind in kinds and cause.worth_s >= least_s), remaining[0])
@@ -229,7 +241,7 @@ def _cause(
         acts, saved = acting(job, time), job.unchanged - without_s
         if acts is not None:
             gained = saved.clip(min=0)
-            if gained[acts].sum() >= SMALLEST_SHARE_IN_TIME * gained.sum():
+            if gained[acts].sum() >= DIAGNOSIS.smallest_share_in_time * gained.sum():
                 when_acting_s = float(saved[acts].mean())
             else:  # it costs most in other steps, as where a few are only the longest
                 time = None
@@ -301,7 +313,7 @@ def _nothing_found(assessed: Assessment) -> Cause:
         kind=Unexplained.kind if unexplained else Healthy.kind,
         where=Place(),
         effect=effect,
-        evidence=(Figure("lost, compared with mean ops", max(share, 0.0), 1 - 1 / STRAGGLING_SLOWDOWN, Unit.SHARE),),
+        evidence=(Figure("lost, compared with mean ops", max(share, 0.0), 1 - 1 / VERDICT.straggling, Unit.SHARE),),
         confidence=0.0 if unexplained else 1.0,
         change=None,
         next_check=assessed.undecided,
@@ -314,9 +326,9 @@ def _nothing_found(assessed: Assessment) -> Cause:
 def seen_once(steps: Sequence[int], lost_s: Floats) -> SeenOnce | None:
     """The few steps that hold most of a loss; None if it recurs. `lost_s`: of each of `steps`, seconds, [steps]."""
     total_s = float(lost_s.clip(min=0).sum())
-    for count in range(1, MOST_STEPS + 1):
+    for count in range(1, PATTERNS.most_steps + 1):
         alone = isolated(lost_s, count)
-        if alone is not None and alone[1].sum() > MOST_OF_IT * total_s:
+        if alone is not None and alone[1].sum() > DIAGNOSIS.most_of_it * total_s:
             largest, beyond_s, others_s = alone
             in_steps = tuple(int(steps[index]) for index in largest)
             return SeenOnce(in_steps, tuple(beyond_s.tolist()), others_s, len(steps))

@@ -10,14 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import (
-    LARGEST_DISCREPANCY,
-    SMALLEST_HEADLINE_SHARE,
-    SMALLEST_SLOWDOWN,
-    ReplayTrust,
-)
+from tracekit.analysis.attribution.attribution import VERDICT, ReplayTrust
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Assessment, LossWithCauses, NamedLoss, doubts_of
+from tracekit.analysis.diagnosis.find import DIAGNOSIS
 from tracekit.analysis.diagnosis.price import PricedFix
 from tracekit.analysis.evidence.gpu_losses import (
     discrepancy,
@@ -45,8 +41,6 @@ from tracekit.base.text import code_name, counted, main_clause, ranks_text, seco
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
-#: Findings on a rank alone that cost a smaller share of the recording are not reported.
-SMALLEST_COST_SHARE = 0.005
 #: The number of rendezvous with missing members to name.
 _MOST_GAPS = 3
 
@@ -64,7 +58,7 @@ class GraphAssessment(Assessment, frozen=True, eq=False):
     @property
     def smallest_cost_s(self) -> float:
         """See `Assessment`; of several ranks, `pace.py` has weighed their parts."""
-        return SMALLEST_COST_SHARE * self.job.recorded_s if idles(self.job) else 0.0
+        return DIAGNOSIS.smallest_cost_alone * self.job.recorded_s if idles(self.job) else 0.0
 
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         return next(self.doubts(causes), None)
@@ -147,7 +141,7 @@ class RecordingAssessment(GraphAssessment, frozen=True, eq=False):
 
     def lost_s(self, leading: Sequence[Cause], lost_s: float, whole_s: float) -> float:
         named_s = _cost_s(self.job, leading[0]) if leading else 0.0
-        return named_s if leading and named_s >= SMALLEST_HEADLINE_SHARE * whole_s else lost_s
+        return named_s if leading and named_s >= VERDICT.headline_share * whole_s else lost_s
 
     def sentence(self, kind: LossKind, leading: Sequence[Cause], lost_s: float) -> str:
         if kind is LossKind.CONTRADICTION:
@@ -198,17 +192,17 @@ def _costliest(job: GraphSubject, causes: Sequence[Cause]) -> tuple[LossKind, Lo
     """The kind to name, the loss behind it, what that costs in seconds, and the findings that cause it."""
     whole_s, losses_s = in_production_s(job) or 1.0, dict(lost_in_production_s(job))
     costly = [cause for cause in causes if cause.change is not None and cause.once is None]
-    once = [cause for cause in causes if cause.once is not None and cause.saved_s >= SMALLEST_HEADLINE_SHARE * whole_s]
+    once = [cause for cause in causes if cause.once is not None and cause.saved_s >= VERDICT.headline_share * whole_s]
     for cause in costly:
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0), worth_s(job, cause))
     for cause in once:  # the rest of its kind is what returns
         losses_s[_loss_of(cause)] = max(losses_s.get(_loss_of(cause), 0.0) - cause.saved_s, 0.0)
     kind = loss = max(losses_s, key=lambda loss_kind: losses_s[loss_kind])
-    if costly and not job.shows(Fact.RANKS) and worth_s(job, costly[0]) >= SMALLEST_HEADLINE_SHARE * whole_s:
+    if costly and not job.shows(Fact.RANKS) and worth_s(job, costly[0]) >= VERDICT.headline_share * whole_s:
         kind = loss = _loss_of(costly[0])  # of one rank, what saves most leads
     if not job.shows(Fact.COMPUTE):
         kind, loss, losses_s = LossKind.CONTRADICTION, LossKind.CONTRADICTION, {}
-    elif losses_s[loss] < SMALLEST_HEADLINE_SHARE * whole_s:
+    elif losses_s[loss] < VERDICT.headline_share * whole_s:
         kind = loss = LossKind.BALANCED
         if costly or culprit_of(job) is not None:
             kind, loss = LossKind.MINOR, _loss_of(costly[0]) if costly else LossKind.STRAGGLER
@@ -235,10 +229,10 @@ def _costs_most(job: GraphSubject, kind: LossKind, leading: Sequence[Cause], who
     if kind is LossKind.BALANCED or not leading:
         nobody = f"no {_recorded(job)}rank stands out, and " if len(job.ranks) > 1 else ""
         shown = f" that {ranks_text(job.ranks)} alone shows" if _one_of_many(job) else ""
-        if (share := lost_s / (in_production_s(job) or 1.0)) >= SMALLEST_HEADLINE_SHARE:
-            single = f"{nobody}no single cause{shown} costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+        if (share := lost_s / (in_production_s(job) or 1.0)) >= VERDICT.headline_share:
+            single = f"{nobody}no single cause{shown} costs {VERDICT.headline_share:.0%} of {whole}"
             return f"{single}, all together {share:.0%}"
-        return f"{nobody}nothing{shown} costs {SMALLEST_HEADLINE_SHARE:.0%} of {whole}"
+        return f"{nobody}nothing{shown} costs {VERDICT.headline_share:.0%} of {whole}"
     effect, place = main_clause(leading[0].effect), job.names.place(leading[0].where)
     if leading[0].once is not None:
         effect = f"{leading[0].once.words}: {effect}"
@@ -309,7 +303,7 @@ def _of_transfers(job: RecordingSubject) -> str | None:
         recorded = {*job.ranks, *summary.left_out}
         unseen += [rank for rank in range(summary.world_size or 0) if rank not in recorded]
     exposed = exposed_communication_s(job) / (job.recorded_s or 1.0)
-    if not unseen or exposed < SMALLEST_HEADLINE_SHARE:
+    if not unseen or exposed < VERDICT.headline_share:
         return None
     return (
         f"transfers cost {exposed:.0%} of the recording, and part of that may be waiting for {ranks_text(unseen)}, of"
@@ -331,14 +325,14 @@ def _unexplained(job: GraphSubject) -> Iterator[str]:
     compares = job.shows(Fact.RANKS)  # as S does
     if compares and np.isnan(slowdown):
         yield "the job without stragglers takes no time, so what stragglers cost is not known"
-    elif compares and slowdown < SMALLEST_SLOWDOWN:
+    elif compares and slowdown < VERDICT.smallest_slowdown:
         yield (
             f"the job without stragglers is {1 / slowdown - 1:.0%} slower than the job itself, so these ideal durations"
             " do not fit it"
         )
-    if not job.replay_error <= LARGEST_DISCREPANCY:
+    if not job.replay_error <= VERDICT.largest_discrepancy:
         yield f"the replay with launch delays misses the recording by {job.replay_error:.1%}"
-    if not abs(discrepancy(job)) <= LARGEST_DISCREPANCY:
+    if not abs(discrepancy(job)) <= VERDICT.largest_discrepancy:
         yield (
             f"launch delays add {discrepancy(job):.1%} to the step: time that the stated dependencies leave unexplained"
         )

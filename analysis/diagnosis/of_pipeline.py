@@ -11,16 +11,7 @@ import numpy as np
 from msgspec import structs
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import (
-    HEADLINE_UNEXPLAINED,
-    LARGEST_DISCREPANCY,
-    SMALLEST_HEADLINE_SHARE,
-    SMALLEST_SLOWDOWN,
-    SMALLEST_UNEXPLAINED,
-    STRAGGLING_SLOWDOWN,
-    Parts,
-    ReplayTrust,
-)
+from tracekit.analysis.attribution.attribution import VERDICT, Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import Stall, some_stand_apart, space_pattern, time_pattern
 from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Treatment, detector_of, loss_of
 from tracekit.analysis.diagnosis.diagnosis import (
@@ -31,7 +22,7 @@ from tracekit.analysis.diagnosis.diagnosis import (
     changes_of,
     doubts_of,
 )
-from tracekit.analysis.diagnosis.find import acting, can_conclude, is_run, steps_words
+from tracekit.analysis.diagnosis.find import DIAGNOSIS, acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
 from tracekit.analysis.evidence.host_code import delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -56,12 +47,8 @@ from tracekit.report.conclusions import Patterns
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
-#: A job that spends this share of its step in exposed communication is communication-bound.
-COMMUNICATION_BOUND_SHARE = 0.3
 #: The job as S sees it.
 _PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
-#: Causes explain S if they cost at least this share of what stragglers cost.
-EXPLAINED_SHARE = 0.5
 #: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
 _WENT_TO = {
     LossKind.INPUT: "are spent waiting for data",
@@ -124,13 +111,13 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def withheld(self, causes: Sequence[Cause]) -> str | None:
         """See `Assessment.withheld`; launch delays that a cause explains do not count against the replay."""
         delay_share = delay_share_without(self.job, changes_of(causes))
-        if delay_share > LARGEST_DISCREPANCY:
+        if delay_share > VERDICT.largest_discrepancy:
             return (
                 f"launch delays that no cause explains make up {delay_share:.1%} of the step (at most"
-                f" {LARGEST_DISCREPANCY:.0%}): the replay explains too little"
+                f" {VERDICT.largest_discrepancy:.0%}): the replay explains too little"
             )
         slower = -self.job.attribution.discrepancy
-        if slower > LARGEST_DISCREPANCY:
+        if slower > VERDICT.largest_discrepancy:
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
         return next(iter(doubts_of(causes)), None)
 
@@ -139,7 +126,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         recovered_s, parts = _recovered_s(job, causes), parts_of(job, causes)
         losses = _losses(job, causes, recovered_s, parts)
         lost_s = _lost_s(losses, recovered_s)
-        if not attribution.straggling and lost_s < SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
+        if not attribution.straggling and lost_s < VERDICT.headline_share * attribution.recorded_s:
             losses = [*_exposed_communication(job), *losses]
             lost_s = _lost_s(losses, recovered_s)
         kind, headline_s, sentence = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
@@ -178,7 +165,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 
     def fit(self, trust: ReplayTrust) -> str:
         explained = f"gaps between ops add {trust.discrepancy:.1%}"
-        if trust.discrepancy > LARGEST_DISCREPANCY:
+        if trust.discrepancy > VERDICT.largest_discrepancy:
             explained += f", all but {trust.unexplained:.1%} explained"
         layout = self.job.replay.graph.layout
         ranks, inside = layout.tp * layout.cp, ""
@@ -200,8 +187,8 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:
     """What the loss that S measures consists of."""
     noise, attribution = job.noise, job.attribution
-    small = noise.unexplained_s < SMALLEST_UNEXPLAINED * noise.step_s
-    if small and noise.noise_s < HEADLINE_UNEXPLAINED * noise.step_s:  # there is nothing for causes to explain
+    small = noise.unexplained_s < VERDICT.unexplained * noise.step_s
+    if small and noise.noise_s < VERDICT.headline_share * noise.step_s:  # there is nothing for causes to explain
         return noise
     return Parts.of(attribution.original, attribution.ideal, job.noisy, _recovered_s(job, causes, _PLAIN))
 
@@ -237,15 +224,17 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
     if by_s and (stragglers.causes or not _explained(job, others, by_s)):
         # S compares with a mean that includes the slow ranks, so with few ranks one slow rank loses more than S says.
         left_s = max(by_s - float(_recovered_s(job, stragglers.causes, _PLAIN).mean()), 0.0)
-        if stragglers.causes and left_s < SMALLEST_HEADLINE_SHARE * job.recorded_s:
+        if stragglers.causes and left_s < VERDICT.headline_share * job.recorded_s:
             left_s = 0.0  # as in a healthy job, whose ops differ from their mean, too
         lost_s = stragglers.explained_s + left_s
         if others and stragglers.causes:
             lost_s = min(lost_s, _in_addition_s(job, stragglers, others))
         losses = [*others, replace(stragglers, lost_s=lost_s)]
     # A loss with a known cause outweighs one without.
-    weight_s = {loss.kind: loss.explained_s if loss.causes else EXPLAINED_SHARE * loss.lost_s for loss in losses}
-    least_s = SMALLEST_HEADLINE_SHARE * job.recorded_s
+    weight_s = {
+        loss.kind: loss.explained_s if loss.causes else DIAGNOSIS.explained_share * loss.lost_s for loss in losses
+    }
+    least_s = VERDICT.headline_share * job.recorded_s
     returns = any(not _seen_in_few_steps(loss) and weight_s[loss.kind] >= least_s for loss in losses)
     return sorted(
         losses,
@@ -261,10 +250,10 @@ def _seen_in_few_steps(loss: LossWithCauses) -> bool:
 def _explained(job: PipelineSubject, others: Sequence[LossWithCauses], by_s: float) -> bool:
     """Whether losses of other kinds, alone or together, explain most of what S says is lost."""
     may_explain = [loss for loss in others if not any(_done_for_all(cause) for cause in loss.causes)]
-    if max((loss.lost_s for loss in may_explain), default=0.0) >= EXPLAINED_SHARE * by_s:
+    if max((loss.lost_s for loss in may_explain), default=0.0) >= DIAGNOSIS.explained_share * by_s:
         return True
     causes = (cause for loss in may_explain for cause in loss.causes)
-    return float(_recovered_s(job, causes, _PLAIN).mean()) >= EXPLAINED_SHARE * by_s
+    return float(_recovered_s(job, causes, _PLAIN).mean()) >= DIAGNOSIS.explained_share * by_s
 
 
 def _done_for_all(cause: Cause) -> bool:
@@ -297,7 +286,7 @@ def straggling_s(job: PipelineSubject, causes: Sequence[Cause], parts: Parts) ->
         return attribution.original_s - attribution.ideal_s
     without = SetCost(kind_of(*filter(None, planned)), 0.0)
     original_s, ideal_s = (mean_step_time(job.replay, (*base, without)) for base in (ORIGINAL, IDEAL))
-    straggling = original_s >= STRAGGLING_SLOWDOWN * ideal_s or parts.headline
+    straggling = original_s >= VERDICT.straggling * ideal_s or parts.headline
     return original_s - ideal_s if straggling else 0.0
 
 
@@ -330,23 +319,23 @@ def _named(
         step, exposed = seconds(attribution.recorded_s), seconds(losses[0].lost_s)
         said = f"{exposed} of every {step} step are communication that no compute hides"
         return LossKind.COMMUNICATION, losses[0].lost_s, said
-    if losses and (losses[0].lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
+    if losses and (losses[0].lost_s >= VERDICT.headline_share * attribution.recorded_s or attribution.straggling):
         costliest_s = max((cause.saved_s for cause in losses[0].causes), default=0.0)
         hiding = losses[0].causes and losses[0].causes[0].hidden
         alone = sum(len(loss.causes) for loss in losses) == 1
-        if not hiding or alone or costliest_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s:
+        if not hiding or alone or costliest_s >= VERDICT.headline_share * attribution.recorded_s:
             return losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses)
-    if losses and (lost_s >= SMALLEST_HEADLINE_SHARE * attribution.recorded_s or attribution.straggling):
+    if losses and (lost_s >= VERDICT.headline_share * attribution.recorded_s or attribution.straggling):
         return losses[0].kind, lost_s, _together(job, losses, min(lost_s, gone_s))
-    if attribution.slowdown < SMALLEST_SLOWDOWN:
+    if attribution.slowdown < VERDICT.smallest_slowdown:
         slower = f"{1 / attribution.slowdown - 1:.0%} slower than it is"
         return LossKind.CONTRADICTION, 0.0, f"without stragglers the job would be {slower}, which cannot be"
     kind, of_kind_s = LossKind.BALANCED, 0.0
     sentence = "no straggler" if job.all_workers_traced else "no straggler among the ranks that were recorded"
     if job.shows(Fact.COMPUTE):
-        sentence += f", and nothing costs {SMALLEST_HEADLINE_SHARE:.0%} of the step"
+        sentence += f", and nothing costs {VERDICT.headline_share:.0%} of the step"
     little = (
-        f"; no cause costs {SMALLEST_HEADLINE_SHARE:.0%} or more of the mean step" if job.shows(Fact.COMPUTE) else ""
+        f"; no cause costs {VERDICT.headline_share:.0%} or more of the mean step" if job.shows(Fact.COMPUTE) else ""
     )
     if rest := rest_words(job, parts):
         sentence = f"{rest}{little}"
@@ -354,7 +343,7 @@ def _named(
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
         sentence = f"{loss_sentence(job, parts, losses[0])}{little}"
     delay_share = delay_share_without(job, changes_of(cause for loss in losses for cause in loss.causes))
-    if delay_share > LARGEST_DISCREPANCY and job.shows(Fact.COMPUTE):
+    if delay_share > VERDICT.largest_discrepancy and job.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {delay_share:.0%} to the step"
     return kind, of_kind_s, sentence
 
@@ -370,11 +359,11 @@ def _together(job: PipelineSubject, losses: Sequence[LossWithCauses], cost_s: fl
 
 def _exposed_communication(job: PipelineSubject) -> list[LossWithCauses]:
     """What the mean step would save if communication took no time, if the job is communication-bound; else nothing."""
-    if job.attribution.slowdown < SMALLEST_SLOWDOWN or not can_conclude(job, LossKind.COMMUNICATION):
+    if job.attribution.slowdown < VERDICT.smallest_slowdown or not can_conclude(job, LossKind.COMMUNICATION):
         return []
     silent = (*ORIGINAL, SetCost(communication(), 0.0))
     exposed_s = job.attribution.original_s - mean_step_time(job.replay, silent)
-    if exposed_s < COMMUNICATION_BOUND_SHARE * job.attribution.recorded_s:
+    if exposed_s < DIAGNOSIS.communication_bound * job.attribution.recorded_s:
         return []
     return [LossWithCauses(LossKind.COMMUNICATION, exposed_s, (), 0.0)]
 

@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.detectors.detector import FINDINGS, detector_of, guarded
-from tracekit.analysis.diagnosis.find import SMALLEST_FIRST_SHARE, acting
+from tracekit.analysis.diagnosis.find import DIAGNOSIS, acting
 from tracekit.analysis.evidence.subject import Cause, Plan, Subject
 from tracekit.analysis.numeric.arrays import Floats
 from tracekit.base.errors import SelectionError
@@ -26,8 +27,6 @@ from tracekit.report.finding import Place
 if TYPE_CHECKING:
     from tracekit.analysis.diagnosis.diagnosis import Assessment
 
-#: Leave out fixes that save less than this share of the step.
-SMALLEST_SAVING_SHARE = 0.01
 #: A combination has at most this many fixes.
 LONGEST_COMBINATION = 4
 #: Why a fix of a cause that hides behind another one has no price of its own.
@@ -91,8 +90,8 @@ def fixes_of(assessed: Assessment, causes: Sequence[Cause]) -> tuple[PricedFix, 
 
 def _pays(job: Subject, fix: PricedFix) -> bool:
     """Return whether a fix saves enough to be worth a line, also without a profiler."""
-    enough = fix.saved_s >= SMALLEST_SAVING_SHARE * job.measured_s
-    return enough and (fix.saves_step_s is None or fix.share >= SMALLEST_SAVING_SHARE)
+    enough = fix.saved_s >= DIAGNOSIS.smallest_saving * job.measured_s
+    return enough and (fix.saves_step_s is None or fix.share >= DIAGNOSIS.smallest_saving)
 
 
 def _named(fixes: Sequence[PricedFix]) -> tuple[PricedFix, ...]:
@@ -258,7 +257,7 @@ def _grown(pricer: _Pricer, start: list[PricedFix], fixes: Sequence[PricedFix]) 
         if not options:
             break
         fix, times_s = min(options, key=lambda option: float(option[1].mean()))
-        if float(times.mean() - times_s.mean()) < SMALLEST_SAVING_SHARE * pricer.job.unchanged_s / 2:
+        if float(times.mean() - times_s.mean()) < DIAGNOSIS.smallest_saving * pricer.job.unchanged_s / 2:
             break
         chosen.append(fix)
         times = times_s
@@ -304,9 +303,9 @@ def first_fix(cause: Cause, fixes: Sequence[PricedFix]) -> PricedFix | None:
     if best is not None and best.withheld == IN_VAIN:
         anyway = [fix for fix in fixes if fix.cause is None and fix.withheld is None]
         most = max(anyway, key=lambda fix: fix.worth_s, default=best)
-        return most if most.share >= SMALLEST_FIRST_SHARE else best
+        return most if most.share >= VERDICT.headline_share else best
     combination = next((fix for fix in fixes if fix.kind == COMBINATION and fix.withheld is None), None)
-    if best is None or combination is None or best.share >= SMALLEST_FIRST_SHARE:
+    if best is None or combination is None or best.share >= VERDICT.headline_share:
         return best
     return combination if hidden(best.worth_s, combination.worth_s) else best
 

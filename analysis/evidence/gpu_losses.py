@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct, structs
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE, Parts
+from tracekit.analysis.attribution.attribution import VERDICT, Parts
 from tracekit.analysis.evidence.graph_subject import (
     GraphSubject,
     RecordingSubject,
@@ -127,7 +127,7 @@ def leads(job: GraphSubject, kind: LossKind) -> bool:
 def _costliest(job: GraphSubject, lost_s: Mapping[LossKind, float], whole_s: float) -> LossKind:
     """The kind of loss that costs most: one rank, or what all ranks lose together."""
     kind = max(lost_s, key=lambda loss_kind: lost_s[loss_kind])
-    if lost_s[kind] >= SMALLEST_HEADLINE_SHARE * (whole_s or 1.0):
+    if lost_s[kind] >= VERDICT.headline_share * (whole_s or 1.0):
         return kind
     return LossKind.BALANCED if culprit_of(job) is None else LossKind.MINOR
 

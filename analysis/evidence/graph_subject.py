@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import Parts, noisy_step_times_of_ops
+from tracekit.analysis.attribution.attribution import VERDICT, Parts, noisy_step_times_of_ops
 from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.evidence.subject import Cause, JobKind, Names, Subject, evidence
 from tracekit.analysis.gpu.pace import BlamedRank, PaceOfPeers, Part, find_culprit
@@ -45,8 +45,6 @@ LOST_OPS = Lack(
     "GPU ops that were launched are not in the file",
     "record fewer steps at a time, and capture CUDA graphs before the recording begins",
 )
-#: So many steps of one rank say what a day costs.
-FEWEST_STEPS = 3
 
 
 class GraphTimes(StepTimes, frozen=True, eq=False):
@@ -288,7 +286,7 @@ class RecordingSubject(GraphSubject, frozen=True, eq=False, kw_only=True):
     @property
     def daily(self) -> bool:
         """Whether it shows enough of the job to say what a day of it costs: a few steps, not one of a single rank."""
-        return not self.alone or self.steps_in_whole >= FEWEST_STEPS
+        return not self.alone or self.steps_in_whole >= VERDICT.fewest_steps
 
     @property
     def everywhere(self) -> str:

@@ -22,8 +22,6 @@ from tracekit.analysis.numeric.statistics import nan_mean
 from tracekit.trace.model import KINDS
 
 _COMPUTE_CODES = [kind.code for kind in COMPUTE_KINDS]
-#: Steps between the first and the last of a recording, in which no rank was cut off, exist from this number on.
-_FEWEST_STEPS = 3
 
 
 class OpsOfMicrobatches(Struct, frozen=True, eq=False):
@@ -92,7 +90,7 @@ def microbatch_counts(job: PipelineSubject) -> MicrobatchCounts | None:
         count[block.step, graph.dp_index(block)] = _microbatches(block, _computing_cells(graph))
     count[_incomplete(job)] = np.nan
     uneven = _uneven(count)
-    inner = uneven[1:-1] if len(uneven) >= _FEWEST_STEPS else uneven
+    inner = uneven[1:-1] if len(uneven) > 2 else uneven  # in which no rank was cut off
     if not inner.any():
         return None
     return MicrobatchCounts(count, (job.stages - 1) / graph.layout.vpp, _ops_of_microbatches(graph, count))

@@ -14,13 +14,7 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.attribution.attribute import attribute
-from tracekit.analysis.attribution.patterns import (
-    LONGER_SHARE,
-    MOST_STEPS,
-    SHARE_OF_ANOTHER,
-    isolated,
-    some_stand_apart,
-)
+from tracekit.analysis.attribution.patterns import PATTERNS, isolated, some_stand_apart
 from tracekit.analysis.evidence.computes import Computes, find_paused_starts
 from tracekit.analysis.evidence.host_code import launch_delays
 from tracekit.analysis.evidence.pipeline_subject import (
@@ -150,7 +144,7 @@ def one_offs_of(job: PipelineSubject) -> tuple[OneOff, ...]:
     """What stands apart in one or two steps; of workers whose ranks are recorded one by one, nothing."""
     if not some_stand_apart(job.unchanged) or job.lockstep is not None:
         return ()
-    least_s = LONGER_SHARE * float(job.unchanged.sum())
+    least_s = PATTERNS.longer_share * float(job.unchanged.sum())
     works = _works(job)
     own = [work for work in works if work.part is not WorkPart.NETWORK]
     shared = [work for work in works if work.part is WorkPart.NETWORK]
@@ -254,15 +248,15 @@ def _stands_apart(beyond_s: Floats, least_s: float) -> Bools:
     usual, in this shape; `least_s`: what it has to be in all.
     """
     worst = beyond_s.max(axis=(0, 2))
-    for count in range(1, MOST_STEPS + 1):
+    for count in range(1, PATTERNS.most_steps + 1):
         alone = isolated(worst, count)
         if alone is None or alone[1].sum() < least_s:
             continue
         in_steps = np.isin(np.arange(len(worst)), alone[0])
-        floor_s = max(_most_elsewhere_s(beyond_s, in_steps) / SHARE_OF_ANOTHER, _spread_s(beyond_s, in_steps))
+        floor_s = max(_most_elsewhere_s(beyond_s, in_steps) / PATTERNS.share_of_another, _spread_s(beyond_s, in_steps))
         if worst[alone[0]].min() > floor_s:
             # A quarter of the worst is it, too; where the usual worker has that, no other one is chosen.
-            shares = beyond_s >= SHARE_OF_ANOTHER * worst[:, None]
+            shares = beyond_s >= PATTERNS.share_of_another * worst[:, None]
             of_all = 2 * shares.sum(axis=(0, 2)) > beyond_s[:, 0].size
             return np.asarray(((beyond_s > floor_s) | (shares & of_all[:, None])) & in_steps[:, None])
     return np.zeros(beyond_s.shape, np.bool_)
@@ -280,7 +274,7 @@ def _spread_s(beyond_s: Floats, in_steps: Bools) -> float:
 
 def _times(beyond_s: Floats, in_steps: Bools) -> Floats:
     """How many times as much as anything in other steps, or their noise, this is, [slots, steps, dp_ranks]."""
-    other_s = max(_most_elsewhere_s(beyond_s, in_steps), SHARE_OF_ANOTHER * _spread_s(beyond_s, in_steps))
+    other_s = max(_most_elsewhere_s(beyond_s, in_steps), PATTERNS.share_of_another * _spread_s(beyond_s, in_steps))
     return np.minimum(beyond_s / max(other_s, NOTHING), MOST_TIMES)
 
 

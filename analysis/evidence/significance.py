@@ -24,19 +24,10 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, NOTHING, median, safe
 
 #: The shortest range that holds half of n normal values is this many standard deviations wide, less a share of 1 /
-#: sqrt(n) that is larger for even n (fitted to 3 to 400 simulated normal values).
+#: sqrt(n) that is larger for even n. Statistic: fitted to 3 to 400 simulated normal values.
 HALF_WIDTH = 1.35
 HALF_WIDTH_LOST = (1.6, 1.25)
-#: The same for a third of at least this many values (fitted to 24 to 400): with a few outliers, neither of two levels
-#: has half of the steps.
-FEWEST_FOR_THIRD = 24
 THIRD_WIDTH, THIRD_WIDTH_LOST = 0.86, 1.45
-#: The level stays as it is until one of these shares of the steps, then follows a polynomial of at most this degree.
-#: Each degree needs this many steps.
-STARTS = (0.0, 0.125, 0.25, 0.375, 0.5)
-HIGHEST_DEGREE = 3
-STEPS_PER_DEGREE = 3
-SMALLEST_VARIANCE = 1e-8
 
 
 class SignificanceThresholds(Struct, frozen=True):
@@ -80,6 +71,15 @@ class SignificanceThresholds(Struct, frozen=True):
     spreads: float = 6.0
     #: ... and this much from the usual is far from it. Chosen: half of what is named.
     outstanding: float = 0.02
+    #: From this many values on, a third of them shows the spread: with a few outliers, neither of two levels has half
+    #: of the steps. Definition: fitted from here on.
+    fewest_for_third: int = 24
+    #: The level stays as it is until one of these shares of the steps ... Chosen: each costs time.
+    starts: tuple[float, float, float, float, float] = (0.0, 0.125, 0.25, 0.375, 0.5)
+    #: ... then follows a polynomial of at most this degree ... Chosen: a higher one follows noise.
+    highest_degree: int = 3
+    #: ... each of which needs this many steps. Chosen.
+    steps_per_degree: int = 3
 
 
 SIGNIFICANCE = SignificanceThresholds()
@@ -465,7 +465,7 @@ def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
     steps = values.shape[1]
     if steps < 3:
         return np.zeros(values.shape, np.bool_), np.zeros(values.shape, np.bool_)
-    sigma = usual_sigma(values, by_third=steps >= FEWEST_FOR_THIRD)
+    sigma = usual_sigma(values, by_third=steps >= SIGNIFICANCE.fewest_for_third)
     far = max(SIGNIFICANCE.spreads * float(np.median(sigma)), SIGNIFICANCE.outstanding)
     if peers != 2:
         return values > far, np.zeros(values.shape, np.bool_)
@@ -517,7 +517,7 @@ def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> 
     remembers from step to step.
     """
     steps = series.shape[1]
-    starts = sorted({round(share * steps) for share in STARTS})
+    starts = sorted({round(share * steps) for share in SIGNIFICANCE.starts})
     level, remaining, parameters = np.zeros_like(series), np.full(len(series), np.inf), np.zeros(len(series), np.int64)
     bases = [_basis(steps, start) for start in starts]
     for basis in bases:
@@ -528,7 +528,7 @@ def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> 
         level[better], remaining[better], parameters[better] = fitted[better], unlike[better], len(basis)
     without = _squares(deviation, memory)
     freedom: Floats = np.maximum(steps - parameters, 1).astype(float)
-    variance = np.maximum(remaining / freedom, SMALLEST_VARIANCE)
+    variance = np.maximum(remaining / freedom, SIGNIFICANCE.sigma**2)
     if pooled > 1:
         variance = np.maximum(variance, np.median(without) / (steps - 1))
     freedom *= pooled
@@ -542,7 +542,7 @@ def _curves(series: Floats, deviation: Floats, memory: float, pooled: float) -> 
 def _basis(steps: int, start: int) -> Floats:
     """A level up to a step, then a polynomial, [parameters, steps]."""
     after = np.arange(steps) >= start
-    degree = min(HIGHEST_DEGREE, (steps - start) // STEPS_PER_DEGREE)
+    degree = min(SIGNIFICANCE.highest_degree, (steps - start) // SIGNIFICANCE.steps_per_degree)
     place = np.clip(2 * (np.arange(steps) - start) / (steps - 1 - start) - 1, -1, 1)
     curves = [np.ones(steps), place]
     for n in range(2, degree + 1):  # Legendre's polynomials; importing numpy's takes longer than fitting all curves

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, overload
 
 from msgspec import Struct, field
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, Parts
+from tracekit.analysis.attribution.attribution import VERDICT, Parts
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.numeric.statistics import NOTHING, Estimate, saving_error_s
 from tracekit.analysis.whatif.interventions import Intervention
@@ -134,7 +134,7 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
     @property
     def straggling(self) -> bool:
         """Whether S >= 1.1."""
-        return self.slowdown >= STRAGGLING_SLOWDOWN
+        return self.slowdown >= VERDICT.straggling
 
     @property
     @abstractmethod

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.subject import evidence
-from tracekit.analysis.graph.op_grid import OpGrid
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, lower_quantile, median
@@ -153,7 +152,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         shared = np.zeros(self.seconds.shape)
         if not self.seconds.size or collectives(job).empty:
             return shared
-        ring_end = _ends(job, collectives(job))
+        ring_end = collectives(job).ends(job.replay.graph.blocks)
         ring_begin = ring_end - self.rings[..., None]
 
         def run(slot: int) -> None:
@@ -174,7 +173,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
 
     def _end_s(self, slot: int) -> Floats:
         """Ends of the transfers of a slot, seconds after the step began, [ops, steps, dp_ranks]."""
-        return np.asarray(_ends(self.job, transfers(self.job).recvs.only(slot))[0])
+        return np.asarray(transfers(self.job).recvs.only(slot).ends(self.job.replay.graph.blocks)[0])
 
     @cached_property
     def slow(self) -> Bools:
@@ -361,12 +360,6 @@ def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
     cost = transfers(job).gather(job.replay.durations.cost)
     waited = seconds > TRAFFIC.waited * np.abs(cost) + TRAFFIC.waited_s
     return np.where(waited, np.maximum(cost, 0.0), seconds)
-
-
-def _ends(job: PipelineSubject, grid: OpGrid) -> Floats:
-    """Ends of the ops of a grid, seconds after the step began."""
-    blocks = job.replay.graph.blocks
-    return grid.gather([block.start for block in blocks]) + grid.gather([block.duration for block in blocks])
 
 
 def _shortest(seconds: Floats, axis: int) -> Floats:

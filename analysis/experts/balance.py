@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 from tracekit.analysis.graph.op_graph import OpGraph
 from tracekit.analysis.graph.op_rules import SLACK_S
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints, numbered
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA
 from tracekit.report.questions import LoadFit, Rebalanced
 from tracekit.trace.model import OpKind
 
@@ -34,13 +35,14 @@ MEMBERS = pl.Schema({
 })  # fmt: skip
 
 _ALL_TO_ALL = str(OpKind.ALL_TO_ALL)
-#: Tokens hardly vary if their standard deviation is below this share of their mean.
+#: Tokens hardly vary if their standard deviation is below this share of their mean. Chosen.
 _HARDLY = 0.01
-#: A time is an outlier, such as of a process that was stopped, beyond so many standard deviations; times that differ by
-#: this share of their mean are the same.
+#: A time is an outlier, such as of a process that was stopped, beyond so many standard deviations; times that differ
+#: by this share of their mean are the same. Statistic: one normal value of 30,000.
 _OUTLIER, _SAME, _PASSES = 4.0, 1e-6, 4
 _EXPERTS = _FORWARD, _BACKWARD = "experts-forward", "experts-backward"
 #: A price is a point if two standard errors of the fits are at most this share of the step; else it is an interval.
+#: Chosen: as much as a finding has to cost.
 _LARGEST_ERROR = 0.02
 
 
@@ -234,7 +236,7 @@ class FittedLine(Struct, frozen=True):
         for _ in range(_PASSES):
             residual = seconds - slope * tokens
             residual = np.abs(residual - np.median(residual))
-            usual = 1.4826 * float(np.median(residual))
+            usual = MAD_TO_SIGMA * float(np.median(residual))
             inliers = residual <= _OUTLIER * usual + _SAME * float(np.abs(seconds).mean())
             line = cls._of(tokens[inliers], seconds[inliers])
             slope = line.slope

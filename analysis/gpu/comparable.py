@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.gpu.matching import ClockOffsets, Matches, match_collectives, measure_offsets
+from tracekit.analysis.gpu.pace import PACE
 from tracekit.analysis.graph.op_graph import FoldedGraph, Why
 from tracekit.analysis.numeric.arrays import Floats, Ints, or_null
 from tracekit.analysis.replay.graph_replay import Durations
@@ -30,21 +32,25 @@ from tracekit.base.text import code_name, counted, ranks_text, seconds
 from tracekit.trace.gpu_activity import Activity, KernelClass, LostOps
 from tracekit.trace.op import GpuRecording
 
-#: A rank is compared if at most this share of its events is missing or damaged: the smallest saving for which a rank is
-#: named.
-LARGEST_MISSING_SHARE = 0.01
-#: A rank that lacks the launches of a larger share of its GPU ops shows nothing of its host.
-MOST_UNLINKED = 0.5
-#: A comparison over fewer steps than this does not show what a rank costs in the steps that are left out.
-FEWEST_STEPS = 2
-#: Sections between anchors repeat if this share of them looks like the section one period earlier.
-_ALIKE = 0.9
-#: Ops of a stream run in the order of their launches; in no recording that was looked at does a single one overtake.
-_LARGEST_SHARE = 0.01
-#: No GPU has more work queued than this, seconds.
-_LONGEST_QUEUE_S = 10.0
-#: The times at the ends of an edge may contradict it by this much because of rounding and clock noise, seconds.
-NOISE_S = 5e-6
+
+class ComparableThresholds(Struct, frozen=True):
+    """When ranks of a recording can be compared."""
+
+    #: A rank that lacks the launches of a larger share of its GPU ops shows nothing of its host. Definition: most.
+    most_unlinked: float = 0.5
+    #: A comparison over fewer steps does not show what a rank costs in the steps that are left out. Definition.
+    fewest_steps: int = 2
+    #: Sections between anchors repeat if this share of them looks like the section one period earlier. Chosen.
+    alike_share: float = 0.9
+    #: At most this share of a stream's ops overtakes others. Chosen: in no recording looked at does a single one.
+    overtaking_share: float = 0.01
+    #: No GPU has more work queued than this, seconds. Chosen.
+    longest_queue_s: float = 10.0
+    #: Rounding and clock noise may make the ends of an edge contradict it by this much, seconds. Chosen.
+    noise_s: float = 5e-6
+
+
+COMPARABLE = ComparableThresholds()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +103,7 @@ def _incomplete(recording: GpuRecording) -> dict[int, str]:
         rank: f"for {share:.0%} of its GPU ops and launches, the other half is missing" for rank, share in unlinked
     }
     for rank, share in recording.damaged.items():
-        if share > LARGEST_MISSING_SHARE:
+        if share > PACE.smallest_share:  # what is missing may be what a rank is named for
             reasons[rank] = f"up to {share:.0%} of its GPU ops or host calls are damaged"
     for table, why in (
         (recording.step_spans, "its file marks no steps"),
@@ -113,12 +119,12 @@ def _without_launches(recording: GpuRecording) -> dict[int, str]:
     """Why ranks lack the launches of most GPU ops; empty if all ranks do, as from exporters that write no args."""
     missing = dict(recording.gpu_ops.group_by("rank").agg(pl.col("launch").is_null().mean()).iter_rows())
     shares = {rank: min(missing.get(rank, 0.0), recording.unlinked.get(rank, 0.0)) for rank in recording.ranks}
-    if min(shares.values(), default=1.0) > MOST_UNLINKED:
+    if min(shares.values(), default=1.0) > COMPARABLE.most_unlinked:
         return {}
     return {
         rank: f"its events lack args: no correlation names the launches of {missing[rank]:.0%} of its GPU ops"
         for rank, share in shares.items()
-        if share > MOST_UNLINKED
+        if share > COMPARABLE.most_unlinked
     }
 
 
@@ -133,7 +139,7 @@ def lost_in_words(lost: LostOps) -> str:
 def ranks_with_overlaps(recording: GpuRecording) -> list[tuple[int, float]]:
     """Ranks with unusually many GPU ops that outlast the start of the next one of their stream, and their share."""
     following = pl.col("start").shift(-1).over("rank", "device", "stream")
-    beyond = (pl.col("start") + pl.col("duration") > following + NOISE_S).fill_null(value=False)
+    beyond = (pl.col("start") + pl.col("duration") > following + COMPARABLE.noise_s).fill_null(value=False)
     shares = recording.gpu_ops.select("rank", beyond=beyond).group_by("rank").agg(pl.col("beyond").mean()).sort("rank")
     return _beyond_peers(recording, dict(shares.iter_rows()))
 
@@ -143,7 +149,7 @@ def _beyond_peers(recording: GpuRecording, shares: Mapping[int, float]) -> list[
     beyond = []
     for rank, share in shares.items():
         others = [shares.get(other, 0.0) for other in recording.ranks if other != rank]
-        if others and share > float(np.median(others)) + LARGEST_MISSING_SHARE:
+        if others and share > float(np.median(others)) + PACE.smallest_share:
             beyond.append((rank, share))
     return beyond
 
@@ -158,11 +164,11 @@ def _matched(recording: GpuRecording, left_out: Mapping[int, str], doubts: Itera
 def mismatched(matches: Matches, clocks: ClockOffsets) -> list[str]:
     """Why not all matches can be right: some are missing between others, or ended before other members began."""
     groups = [group for group in matches.groups if group.matched and not group.transfers]
-    ended = matches.end - clocks.of(matches.rank) < matches.begun(clocks)[1] - NOISE_S
+    ended = matches.end - clocks.of(matches.rank) < matches.begun(clocks)[1] - COMPARABLE.noise_s
     collective = np.array([not group.transfers for group in matches.groups], np.bool_)[matches.group_of]
     ended &= (matches.synchronising & collective)[matches.instance]
     count = int(ended.sum()) + sum(group.inside for group in groups)
-    if count <= LARGEST_MISSING_SHARE * len(matches.row):
+    if count <= PACE.smallest_share * len(matches.row):
         return []
     recorded = dict.fromkeys(clocks.ranks, 0)
     for group in groups:
@@ -243,7 +249,7 @@ def _restricted_to_steps(comparable: Comparable, steps: Collection[int], short: 
     spans, host = (table.filter(inside(table)) for table in (recording.step_spans, recording.host))
     note = f"compared over {ranks_text(steps, name='step')}: {ranks_text(short)} did not record the others as a whole"
     marked = spans.group_by("step").len().filter(pl.col("len") >= len(recording.ranks)).height
-    few = (marked if recording.step_spans.height else len(steps)) < FEWEST_STEPS
+    few = (marked if recording.step_spans.height else len(steps)) < COMPARABLE.fewest_steps
     notes = recording.notes if few else (*recording.notes, note)
     part = replace(part, step_spans=spans, host=host, cut=(), notes=notes)
     compared = _matched(
@@ -256,7 +262,7 @@ def _disagreeing_marks(matches: Matches) -> list[str]:
     """Why the steps of some ranks are not those of the others: as a whole, they have the same collectives."""
     groups = [group for group in matches.groups if not group.transfers]
     unmatched = sum(sum(group.unmatched.values()) for group in groups)
-    if unmatched <= LARGEST_MISSING_SHARE * (len(matches.row) + unmatched):
+    if unmatched <= PACE.smallest_share * (len(matches.row) + unmatched):
         return []
     why = "ranks number their steps differently, or some kernels were not recorded"
     return [f"{unmatched} kernels of collectives in the compared steps fit none on the other ranks: {why}"]
@@ -367,7 +373,9 @@ def _sections(recording: GpuRecording, anchors: Floats) -> Ints:
 def _period(sections: Ints) -> int:
     """The number of sections after which they repeat; more than their number if they do not."""
     alike = (
-        shift for shift in range(1, len(sections) // 2 + 1) if (sections[shift:] == sections[:-shift]).mean() >= _ALIKE
+        shift
+        for shift in range(1, len(sections) // 2 + 1)
+        if (sections[shift:] == sections[:-shift]).mean() >= COMPARABLE.alike_share
     )
     return next(alike, len(sections) + 1)
 
@@ -405,9 +413,9 @@ def _overtaking(recording: GpuRecording) -> Iterator[str]:
     launched = recording.calls["start"].gather(ops["launch"]).alias("launched")
     launched_s, ran_s = (pl.col(name).diff().over("rank", "device", "stream") for name in ("launched", "start"))
     ordered = ops.select("rank", "device", "stream", "start", launched).sort("launched", "start", maintain_order=True)
-    overtaking = ordered.select("rank", overtakes=(launched_s > 0) & (ran_s < -NOISE_S))
+    overtaking = ordered.select("rank", overtakes=(launched_s > 0) & (ran_s < -COMPARABLE.noise_s))
     counts = overtaking.group_by("rank").agg(pl.col("overtakes").sum(), pl.len()).sort("rank")
-    for rank, count, _ in counts.filter(pl.col("overtakes") > _LARGEST_SHARE * pl.col("len")).iter_rows():
+    for rank, count, _ in counts.filter(pl.col("overtakes") > COMPARABLE.overtaking_share * pl.col("len")).iter_rows():
         yield (
             f"rank {rank}: {counted(count, 'GPU op')} ran before one of the same stream that was launched earlier: its"
             " times are of several clocks, so neither idle time nor its reasons can be told"
@@ -421,7 +429,7 @@ def _far_behind(recording: GpuRecording) -> Iterator[str]:
     behind = ops.select("rank", behind_s=pl.col("start") - calls["end"].gather(ops["launch"]))
     hosts = calls.group_by("rank").agg(host_s=pl.col("end").max() - pl.col("start").min())
     least = behind.group_by("rank").agg(pl.col("behind_s").min()).join(hosts, on="rank").sort("rank")
-    far = pl.col("behind_s") > pl.max_horizontal(pl.lit(_LONGEST_QUEUE_S), "host_s")
+    far = pl.col("behind_s") > pl.max_horizontal(pl.lit(COMPARABLE.longest_queue_s), "host_s")
     for rank, behind_s, host_s in least.filter(far).iter_rows():
         yield (
             f"rank {rank}: its GPU begins every op at least {seconds(behind_s)} after the launch, in a recording of"
@@ -434,7 +442,7 @@ class UnexplainedTime:
     """`communication_gap_s`, `compute_gap_s`: 99th percentile of the unexplained gap before GPU ops, seconds.
 
     `inferred`: number of edges inferred from the order of calls; `edges`: of all edges. `violations`: of edges that the
-    recorded times contradict by more than NOISE_S.
+    recorded times contradict by more than `noise_s`.
     """
 
     communication_gap_s: float
@@ -457,7 +465,7 @@ def unexplained(graph: FoldedGraph, durations: Durations) -> UnexplainedTime:
         compute_gap_s=_percentile(delay[computes]),
         edges=len(ops.before),
         inferred=int((ops.why == Why.INFERRED).sum()),
-        violations=int((end[ops.before] > ops.start[ops.after] + NOISE_S).sum()),
+        violations=int((end[ops.before] > ops.start[ops.after] + COMPARABLE.noise_s).sum()),
     )
 
 

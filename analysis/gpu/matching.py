@@ -23,6 +23,7 @@ import numpy as np
 import polars as pl
 
 from tracekit.analysis.numeric.arrays import Floats, Int32s, Ints
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, MEDIAN_ERROR
 from tracekit.report.tables import GroupMatches
 from tracekit.trace.gpu_activity import KernelClass
 from tracekit.trace.model import ProcessGroup
@@ -44,13 +45,13 @@ _ROOTED = re.compile(
     r"broadcast|(?<!all)(?<!all_)reduce(?!_?scatter)|(?<!all)(?<!all_)gather|(?<!reduce)(?<!reduce_)scatter"
 )
 #: A shift is preferred to one with more pairs, but at other times, if this share of its pairs is alike and overlaps in
-#: time.
+#: time. Chosen.
 CONVINCING = 0.9
 #: Profilers record nothing finer than this, seconds.
 _AGREED_S = 1e-9
 _ROUNDS = 100
 #: Ratio of the standard error of a median to the median absolute deviation, before dividing by sqrt(n).
-_ERROR_OF_MEDIAN = 1.4826 * 1.2533
+_ERROR_OF_MEDIAN = MAD_TO_SIGMA * MEDIAN_ERROR
 
 
 @dataclass(frozen=True, slots=True, eq=False)

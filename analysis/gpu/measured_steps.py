@@ -18,7 +18,7 @@ import polars as pl
 from msgspec import Struct
 
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, MEDIAN_ERROR, Estimate
 from tracekit.analysis.replay.graph_replay import GraphReplay
 from tracekit.analysis.whatif.interventions import Intervention, LessRecording, QueuedAhead, changed
 from tracekit.base.errors import SelectionError
@@ -31,24 +31,33 @@ if TYPE_CHECKING:
     from tracekit.trace.canonical import Trace
     from tracekit.trace.op import OpTrace
 
-#: A median of fewer steps tells nothing.
-_FEWEST_STEPS = 3
-#: Two runs of one job differ by no more than this share of a step.
-_OF_ONE_JOB = 0.2
 #: Recording costs no more than this factor times what the gaps between events show; halvings of the range searched.
+#: Chosen.
 _MOST_TIMES, _HALVINGS = 3.0, 7
 _INSTEAD = "give the same job as `tracekit collect` recorded it"
 #: The cost of recording by what the recording shows of it: likely, and in 90 % of cases at most and at least; without
-#: stacks, less of it shows.
+#: stacks, less of it shows. Chosen.
 WITH_STACKS, WITHOUT_STACKS = (1.0, 1.2, 0.8), (1.0, 1.3, 0.7)
 #: The 90 % interval of a median, as a multiple of the median absolute deviation over the root of the number.
-_WIDE = 1.645 * 1.2533 * 1.4826
-#: Even where the GPU is the limit, steps with and without a profiler differ by this share.
-REPLAYED = 0.01
+_WIDE = 1.645 * MEDIAN_ERROR * MAD_TO_SIGMA
 #: A step that a change makes no shorter than this is as long as before, seconds.
 _ROUNDING_S = 1e-9
-#: No more than this share of a piece of host work is the profiler's.
-_MOST = 0.9
+
+
+class MeasuredStepThresholds(Struct, frozen=True):
+    """When steps measured without a profiler fit the recording."""
+
+    #: A median of fewer steps tells nothing. Definition.
+    fewest: int = 3
+    #: Two runs of one job differ by no more than this share of a step. Chosen.
+    of_one_job: float = 0.2
+    #: Even where the GPU is the limit, steps with and without a profiler differ by this share. Chosen.
+    same_share: float = 0.01
+    #: No more than this share of a piece of host work is the profiler's. Chosen: some work remains.
+    most_recording: float = 0.9
+
+
+MEASURED = MeasuredStepThresholds()
 
 
 class MeasuredSteps(Struct, frozen=True):
@@ -71,10 +80,10 @@ class MeasuredSteps(Struct, frozen=True):
             )
         starts = trace.step_starts
         step_s = np.array([starts[step + 1] - start for step, start in starts.items() if step + 1 in starts])
-        if len(step_s) < _FEWEST_STEPS:
+        if len(step_s) < MEASURED.fewest:
             steps = counted(len(step_s), "whole step")
             raise SelectionError(
-                f"--unprofiled: {short(trace.name)} has {steps}, too few for a median; record {_FEWEST_STEPS + 1}"
+                f"--unprofiled: {short(trace.name)} has {steps}, too few for a median; record {MEASURED.fewest + 1}"
             )
         gpu = trace.metadata.get("gpu_model")
         return cls(trace.name, typical([step_s]), len(step_s), trace.layout.world_size, gpu)
@@ -111,15 +120,17 @@ class MeasuredSteps(Struct, frozen=True):
             return abs(replayed_s - wanted)
 
         near, near_s, far = 1.0, first_s, 0.0 if first_s < wanted else _MOST_TIMES
-        for _ in range(_HALVINGS if off(first_s) > REPLAYED * wanted else 0):
+        for _ in range(_HALVINGS if off(first_s) > MEASURED.same_share * wanted else 0):
             middle = (near + far) / 2
             if ((middle_s := step_s(middle)) < wanted) == (first_s < wanted):
                 near, near_s = middle, middle_s
             else:
                 far = middle
-        if off(near_s) > off(first_s) - REPLAYED * wanted:  # something else limits the step, whatever recording costs
+        if (
+            off(near_s) > off(first_s) - MEASURED.same_share * wanted
+        ):  # something else limits the step, whatever recording costs
             near, near_s = 1.0, first_s
-        if off(near_s) > _OF_ONE_JOB * wanted:
+        if off(near_s) > MEASURED.of_one_job * wanted:
             ends_s = [seconds(step_s(end)) for end in (_MOST_TIMES, 0.0)]
             raise self._of_another_job(name, f"a step takes {seconds(wanted)}, not {ends_s[0]} to {ends_s[1]}")
         return near
@@ -225,7 +236,7 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
         cost, delay = replay.cost_of_ops, replay.delay_of_ops
         changes = []
         for factor in factors:
-            recording_cost = np.minimum(factor * recording_s, _MOST * cost)
+            recording_cost = np.minimum(factor * recording_s, MEASURED.most_recording * cost)
             remaining = 1 - np.divide(recording_cost, cost, out=np.zeros_like(cost), where=cost > 0)
             faster = np.minimum(factor * launches.recording_s, launches.latency_s)
             queued = QueuedAhead(launches.arrives_s - faster, launches.launched_by)
@@ -239,7 +250,7 @@ class WithoutProfiler(Struct, frozen=True, eq=False):
     def step_s(self) -> Estimate:
         """The step without a profiler, seconds: the median, as a profiler records few steps, the first one cold."""
         step = typical(self.steps_s)
-        same = REPLAYED * step.value
+        same = MEASURED.same_share * step.value
         return Estimate(
             step.value, max(step.value - hypot(step.value - step.low, same), 0.0),
             step.value + hypot(step.high - step.value, same),

@@ -30,7 +30,7 @@ from tracekit.trace.gpu_activity import Activity, CallRole, IdleReason, KernelCl
 from tracekit.trace.op import WHAT_SCHEMA, GpuRecording, OpTrace, joined
 
 #: Because of noise, this share of a rank's ops may begin before their launch; the rest shows how far apart the clocks
-#: of host and GPU are.
+#: of host and GPU are. Chosen.
 _EARLY_SHARE = 0.01
 #: Columns of the trace: those of every op trace, labels, and inputs of the rule.
 COLUMNS = (
@@ -62,18 +62,18 @@ _EXCHANGES = (
 )
 #: Kinds of host ops that are mostly of one reason.
 KINDS = {str(IdleReason.LOADER): "input", str(IdleReason.GC): "gc"}
-#: What takes less than this share of all host work goes with the rest of its reason.
+#: What takes less than this share of all host work goes with the rest of its reason. Chosen: only names follow.
 _SMALLEST_SHARE = 1e-3
 #: Shorter parts of an op are left out, seconds.
 _SHORTEST_S = 1e-7
 _LISTS = ("did", "did_s", "did_n")
 #: Calls that wait for the whole device.
 _OF_DEVICE = r"(?i)(Device|Ctx|Context)Synchronize|Alloc|Free"
-#: A thread without any recorded activity for this long, seconds, may have waited for the GPU: not every waiting call is
-#: recorded.
+#: A thread without any recorded activity for this long, seconds, may have waited for the GPU: not every waiting call
+#: is recorded. Chosen.
 _LONG_GAP_S = 1e-3
-#: A call that launches and takes this long, seconds, waits for a free place if the queue of its stream is as long as it
-#: ever gets, give or take a tenth. Queues hold about a thousand launches; short ones are none.
+#: A call that launches and takes this long, seconds, waits for a free place if the queue of its stream is as long as
+#: it ever gets, give or take a tenth. Queues hold about a thousand launches; short ones are none. Chosen.
 _LONG_CALL_S, _FULL, _SHORTEST_QUEUE = 100e-6, 0.9, 500
 #: The scope of such waits.
 QUEUE = "queue"

@@ -7,8 +7,8 @@ rank saves.
 
 A rank is named if all of these agree: others wait for it; the job gets shorter when the rank works at the pace of its
 peers; it gets shorter by more than the noise of the recording explains; and no other rank would save half as much. Two
-limits are choices: SMALLEST_SHARE is the smallest saving worth somebody's time; _NEXT separates one culprit from two.
-If no rank is slower at anything recorded, a rank may still have come late into the recording.
+limits are choices: `smallest_share` is the smallest saving worth somebody's time; `next_share` separates one culprit
+from two. If no rank is slower at anything recorded, a rank may still have come late into the recording.
 
 The tests compare how far ranks are behind the pace of their peers, step by step, at the ops on the critical path of
 this rank: noise elsewhere does not lengthen the recording. There are three tests, for three ways to stand out:
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from msgspec import Struct
 
 from tracekit.analysis.attribution.critical_path import critical_path
 from tracekit.analysis.graph.op_graph import FoldedGraph, fold
@@ -51,24 +52,32 @@ from tracekit.trace.gpu_activity import KernelClass
 if TYPE_CHECKING:
     from tracekit.analysis.gpu.recorded import Waits
 
-#: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks are
-#: never exactly equal, and a healthy job names nobody.
-SMALLEST_SHARE = 0.01
-#: Each test names a rank by mistake with at most this probability.
-LARGEST_CHANCE = 0.05
 #: The number of parts of all steps together that are compared.
 _PARTS = 24
-#: Coming late costs time once, and nothing is left to fix: name such a rank only if it costs at least this share of the
-#: recording.
-_LATE_SHARE = 0.05
-#: No other rank may save more than this share of what the named one saves.
-_NEXT = 0.5
 #: Replay at most this many ranks at the pace of the others.
 _MOST_RANKS = 64
 #: Replay so many of them side by side.
 _AT_ONCE = 8
-#: Report a part if it costs at least this share of the costliest one.
-_WORTH_TELLING = 0.25
+
+
+class PaceThresholds(Struct, frozen=True):
+    """When a rank is named. Judge `kinetosim`: no rank of a healthy job is."""
+
+    #: A rank that would save less than this share of the recording is not named, even if it is certainly slower: ranks
+    #: are never exactly equal. Chosen: the smallest saving worth somebody's time.
+    smallest_share: float = 0.01
+    #: Each test names a rank by mistake with at most this probability. Definition.
+    largest_chance: float = 0.05
+    #: Coming late costs time once, and nothing is left to fix: name such a rank only if it costs at least this share
+    #: of the recording. Chosen: as much as a headline.
+    late_share: float = 0.05
+    #: No other rank may save more than this share of what the named one saves. Chosen: separates one culprit from two.
+    next_share: float = 0.5
+    #: Report a part if it costs at least this share of the costliest one. Chosen: only words follow.
+    part_share: float = 0.25
+
+
+PACE = PaceThresholds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,7 +259,7 @@ class PaceOfPeers:
         removed = np.zeros(len(ops.before), np.bool_)
         for rank in ranks if len(ranks) < len(ops.mesh.ranks) and self._calls.any() else ():
             waits, waited_s = self._extra_waits(rank, indices)
-            removed |= waits & (waited_s >= SMALLEST_SHARE * self.recorded_s)
+            removed |= waits & (waited_s >= PACE.smallest_share * self.recorded_s)
         return self.without_edges(removed) if removed.any() else None
 
     def without_edges(self, removed: npt.NDArray[np.bool_]) -> Restructure:
@@ -313,7 +322,7 @@ def causes_that_stand_out(
     """
     ranks = pace.graph.ops.mesh.ranks
     index, steps = int(np.searchsorted(ranks, rank)), len(pace.marked_steps)
-    parts, largest = -(-_PARTS // steps), LARGEST_CHANCE / (len(ranks) * len(causes))
+    parts, largest = -(-_PARTS // steps), PACE.largest_chance / (len(ranks) * len(causes))
     confirmed = []
     for chosen in causes:
         behind = pace.behind(rank, chosen, parts)
@@ -327,12 +336,12 @@ def causes_that_stand_out(
 def is_behind(behind: Floats, index: int) -> bool:
     """Whether rank `index` is further `behind` than the others, [ranks, samples], by more than chance."""
     repeated = _in_step_after_step(behind[:, :, None], index) if behind.shape[1] > 1 else 1.0
-    return len(behind) * min(repeated, _from_all_others(behind, index)) <= LARGEST_CHANCE
+    return len(behind) * min(repeated, _from_all_others(behind, index)) <= PACE.largest_chance
 
 
 def stands_out_once(took: Floats, index: int) -> bool:
     """Whether rank `index` did something later than all others, beyond chance. `took`: seconds, [ranks]."""
-    return len(took) * _from_all_others(took[:, None], index) <= LARGEST_CHANCE
+    return len(took) * _from_all_others(took[:, None], index) <= PACE.largest_chance
 
 
 def _in_step_after_step(behind: Floats, index: int) -> float:
@@ -442,11 +451,11 @@ def find_culprit(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits | None) -> B
     ranks = tuple(int(rank) for rank in pace.graph.ops.mesh.ranks)
     if len(ranks) < 2 or (waits is not None and not waits.sole_delay.sum() > 0):
         return None
-    least = SMALLEST_SHARE * pace.recorded_s
+    least = PACE.smallest_share * pace.recorded_s
     first, *others = sorted(_savings(pace, waits, least).items(), key=lambda item: -item[1]) or [(ranks[0], 0.0)]
     rank, saved_s = first
     others_wait = waits is None or waits.sole_delay[waits.ranks.index(rank)] > 0
-    alone = all(seconds <= _NEXT * saved_s for _, seconds in others)
+    alone = all(seconds <= PACE.next_share * saved_s for _, seconds in others)
     if saved_s >= least and others_wait and alone:
         parts = parts_of(ops)
         if _beyond_noise(pace, rank, parts) >= least:
@@ -475,7 +484,7 @@ def _late_start(pace: PaceOfPeers, ops: pl.DataFrame, waits: Waits) -> BlamedRan
     usual = float(np.median(np.delete(windows, latest)))
     saved_s = pace.recorded_s - float(pace.times([pace.with_window(waits.ranks[latest], usual)])[0])
     if (
-        saved_s < _LATE_SHARE * pace.recorded_s
+        saved_s < PACE.late_share * pace.recorded_s
         or not waits.sole_delay[latest] > 0
         or not stands_out_once(windows, latest)
     ):
@@ -510,7 +519,7 @@ def _savings(pace: PaceOfPeers, waits: Waits | None, least_s: float) -> Mapping[
     order = np.argsort(-(most if waits is None else waits.sole_delay), kind="stable")[:_MOST_RANKS].tolist()
     saved: dict[int, float] = {}
     for first in range(0, len(order), _AT_ONCE):
-        floor_s = max(least_s, _NEXT * max(saved.values(), default=0.0))
+        floor_s = max(least_s, PACE.next_share * max(saved.values(), default=0.0))
         batch = order[first : first + _AT_ONCE]
         saved |= saved_by_rank(pace, [ranks[index] for index in batch if most[index] >= floor_s])
     return saved
@@ -548,5 +557,5 @@ def _behind(pace: PaceOfPeers, rank: int, parts: Mapping[Part, Bools]) -> tuple[
     parts_behind = [Behind(part, saved_s, ops) for (part, ops), saved_s in zip(parts.items(), saved, strict=True)]
     parts_behind.sort(key=lambda part: -part.saved_s)
     return tuple(
-        part for part in parts_behind if part.saved_s > 0 and part.saved_s >= _WORTH_TELLING * parts_behind[0].saved_s
+        part for part in parts_behind if part.saved_s > 0 and part.saved_s >= PACE.part_share * parts_behind[0].saved_s
     )

@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.gpu.comparable import (
     Comparable,
     contradictions,
@@ -52,7 +52,7 @@ MOST_RANKS = 16
 #: Key of the metadata of an op trace that was a recording.
 KEPT = "recording"
 #: If launches that stand for more of the GPU's time have no op, its idle time is not known. Whole recordings lack at
-#: most 1 % of their launches.
+#: most 1 % of their launches. Chosen.
 LARGEST_LOST_SHARE = 0.05
 
 
@@ -253,7 +253,7 @@ class LateRanks:
 
 def late_ranks(recording: GpuRecording, part: Comparable, recorded_s: float) -> LateRanks:
     """Who is late in a recording, and in the part of it that is compared, which takes `recorded_s`."""
-    least_s = SMALLEST_HEADLINE_SHARE * recorded_s
+    least_s = VERDICT.headline_share * recorded_s
     compared = late_rank(part.recording, part.matches, part.clocks, least_s)
     left_out = [rank for rank in part.left_out if rank in recording.ranks]
     if not left_out:

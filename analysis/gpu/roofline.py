@@ -49,9 +49,10 @@ _NO_ATTENTION = re.compile(r"nll_loss|cross_?entropy|top_?k|sort|multinomial", r
 _PART_OF_PRODUCT = "(?i)reduce"
 #: Operators whose products have a batch, as those of attention do for its heads.
 _BATCHED = ("aten::bmm", "aten::baddbmm")
-#: Where operators were not recorded, so many kernels lie between the two products at most.
+#: Where operators were not recorded, so many kernels lie between the two products at most. Chosen.
 _LONGEST = 8
-#: The work of a fused backward, as a multiple of the forward's: five products in place of two, and the gradients moved.
+#: The work of a fused backward, as a multiple of the forward's: five products in place of two, and the gradients
+#: moved. Definition.
 _BACKWARD_FLOPS, _BACKWARD_BYTES = 2.5, 2.0
 
 

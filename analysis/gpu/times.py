@@ -40,7 +40,7 @@ from tracekit.trace.op import GpuRecording
 
 #: At most so many kernels, operators, calls, and names of a reason.
 MOST_ROWS, MOST_NAMES, MOST_SHAPES = 15, 8, 4
-#: Kernels shorter than this, seconds, take less time than their launch.
+#: Kernels shorter than this, seconds, take less time than their launch. Chosen.
 SHORT_S = 10e-6
 #: Of the kernels of one name, those that take longer count more.
 _MEAN_OCCUPANCY = (pl.col("occupancy") * pl.col("duration")).sum() / pl.col("duration").filter(
@@ -49,7 +49,7 @@ _MEAN_OCCUPANCY = (pl.col("occupancy") * pl.col("duration")).sum() / pl.col("dur
 _KIND_OF_COPY = r"([HDP]to[HDP])"
 _REASONS = tuple(IdleReason)
 _NUMBER = {str(reason): number for number, reason in enumerate(_REASONS)}
-#: No launch arrives faster than this, seconds.
+#: No launch arrives faster than this, seconds. Chosen.
 ARRIVES_S = 10e-6
 #: Times in seconds of whole microseconds differ by rounding.
 ROUNDING_S = 1e-10

@@ -43,7 +43,7 @@ COMPUTE_STREAM = (
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
 #: The collectives that combine gradients over the DP ranks; DistributedDataParallel uses all-reduce.
 GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
-#: Largest tolerance in comparing recorded times, seconds, to detect a send that waited for a reduction.
+#: Largest tolerance in comparing recorded times, seconds, to detect a send that waited for a reduction. Chosen.
 HELD_SLACK_S = 50e-6
 
 

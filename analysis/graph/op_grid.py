@@ -66,6 +66,10 @@ class OpGrid(Struct, frozen=True, eq=False):
         parallel.each(run, self.places, numbers=grid.size)
         return grid
 
+    def ends(self, blocks: Sequence[Block]) -> Floats:
+        """Ends of the ops as recorded, seconds after the step began."""
+        return self.gather([block.start for block in blocks]) + self.gather([block.duration for block in blocks])
+
     def only(self, slot: int) -> OpGrid:
         """The grid of one slot, [1, ops, steps, dp_ranks]."""
         of_slot = (replace(place, slot=0) for place in self.places if place.slot == slot)

@@ -44,9 +44,9 @@ KINETO_COLUMNS = (
     "exchanges", "rows_sent", "rows_received",
 )  # fmt: skip
 #: A GPU op that starts this long, seconds, after everything that it is known to wait for waited for something else.
-#: Within a CUDA graph, where the host does not intervene, any gap beyond noise counts.
+#: Within a CUDA graph, where the host does not intervene, any gap beyond noise counts. Chosen.
 _LATE_S, _LATE_IN_GRAPH_S = 100e-6, 10e-6
-#: How much earlier than the end of its cause an op may be recorded because of clock noise, seconds.
+#: How much earlier than the end of its cause an op may be recorded because of clock noise, seconds. Chosen.
 SLACK_S = 10e-6
 _TYPES = {
     "role": pl.String, "scope": pl.String, "communicates": pl.Boolean, "in_collective": pl.Boolean,

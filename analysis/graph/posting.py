@@ -32,15 +32,15 @@ from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.trace.model import OpKind
 
 #: A rule holds if this share of the decisive ops obeys it: code posts all receives alike, but some ops of a trace are
-#: rounded, or recorded for transfers that never ran.
+#: rounded, or recorded for transfers that never ran. Chosen.
 OBEYED_SHARE = 0.95
-#: Fewer decisive ops prove nothing (eight coins fall alike in one of 128 throws): keep the published rule.
+#: Fewer decisive ops prove nothing (eight coins fall alike in one of 128 throws): keep the published rule. Statistic.
 FEWEST_TELLING = 8
-#: An op is decisive if the two times differ by at least this, seconds: traces round to up to 0.1 ms.
+#: An op is decisive if the two times differ by at least this, seconds: traces round to up to 0.1 ms. Chosen.
 SMALLEST_GAP_S = 200e-6
 #: Lanes to look at per structure: steps and DP ranks run the same code.
 MOST_LANES = 64
-#: Ops of one call end at the same moment, except for this much rounding: seconds, and share of the transfer.
+#: Ops of one call end at the same moment, except for this much rounding: seconds, and share of the transfer. Chosen.
 SAME_MOMENT_S, SAME_MOMENT_SHARE = 5e-6, 1e-3
 
 STREAM = tuple(kind.code for kind in COMPUTE_STREAM)

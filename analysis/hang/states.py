@@ -22,8 +22,8 @@ NOBODY = -1
 #: Operations that no rank can finish before every member has reached them. In the others (broadcast, reduce, gather,
 #: scatter, transfers), some members may leave early.
 _NEEDS_ALL = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
-#: A status counts either collectives or transfers, whichever came last; if it is this far beyond every entry, it counts
-#: transfers.
+#: A status counts either collectives or transfers, whichever came last; if it is this far beyond every entry, it
+#: counts transfers. Chosen.
 _STATUS_SLACK = 1000
 #: No rank is further ahead of another one: its recorder would have no room for its unfinished operations.
 FURTHEST = 1 << 22

@@ -40,7 +40,7 @@ _NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
 _NAMES = ("kind", "op", "dtype")
 _SIZES = ("batch", "m", "n", "k")
 #: No product is faster than so many times the peak, whatever the clock, and the fastest of large ones, operations,
-#: reaches this share of it; in another unit than seconds they do not.
+#: reaches this share of it; in another unit than seconds they do not. Chosen.
 _MOST_OF_PEAK, _LEAST_OF_PEAK = 2.0, 0.01
 _LARGE_FLOP = 1e11
 #: Names of types as torch writes them.

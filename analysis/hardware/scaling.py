@@ -29,16 +29,16 @@ from tracekit.base.text import listed, quoted
 from tracekit.trace.gpu_activity import KernelClass
 
 Tier = Literal["shapes", "class", "roofline", "unchanged"]
-#: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2.
+#: The weight of a measured shape at distance d, in powers of two: 1 / (d^2 + this)^2. Chosen.
 _NEAR = 0.5
-#: How badly kernels predict one another shows in more than so many for each of their sizes.
+#: How badly kernels predict one another shows in more than so many for each of their sizes. Chosen.
 _FEWEST = 2
 #: The standard error of a normal distribution, in mean and in median absolute errors.
 _OF_MEAN, _OF_MEDIAN = 1.2533, 1.4826
 #: The 90 % interval of a normal distribution, in standard deviations.
 WIDE_90 = 1.645
 #: Where nothing was measured on both cards: by how much ratios of peaks are off, in logarithms. In measurements of 11
-#: GPUs they were off by 63 % in the mean of all pairs.
+#: GPUs they were off by 63 % in the mean of all pairs. Statistic.
 _OF_PEAKS = 0.49
 #: The kind of kernel in a passport that stands for a kind of work that passports lack.
 _LIKE = {"compute": "matmul", "attention": "matmul", "optimizer": "elementwise"}

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN, waste
+from tracekit.analysis.attribution.attribution import VERDICT, waste
 from tracekit.analysis.attribution.patterns import StepTimes
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
@@ -162,7 +162,7 @@ class Analysed(Struct, frozen=True, kw_only=True, eq=False, dict=True):
             slowdown=number(slowdown),
             slowdown_error=number(self.slowdown_error),
             waste=number(lost),
-            straggling=bool(slowdown >= STRAGGLING_SLOWDOWN),
+            straggling=bool(slowdown >= VERDICT.straggling),
             wasted_gpu_hours=None if wasted_gpu_hours is None else number(max(wasted_gpu_hours, 0.0)),
             wasted_gpu_hours_per_day=None if wasted_per_day is None else number(wasted_per_day),
             assumptions=_assumptions(job) if self.evidence.daily else [],

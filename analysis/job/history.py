@@ -17,7 +17,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.attribution.gate import CONFIDENCE, SMALLEST_SHARE
+from tracekit.analysis.attribution.gate import GATE
 from tracekit.analysis.job.job import SAME_JOB
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.numeric.arrays import Floats
@@ -31,7 +31,7 @@ from tracekit.trace.model import OpKind, TraceKind
 
 #: Read at most so many windows, spread evenly over the history.
 MOST_WINDOWS = 48
-#: A change shows against two windows before it: they differ by the noise between windows.
+#: A change shows against two windows before it: they differ by the noise between windows. Definition.
 FEWEST_WINDOWS = 3
 _COMPUTES = [str(OpKind.FORWARD_COMPUTE), str(OpKind.BACKWARD_COMPUTE)]
 
@@ -115,14 +115,14 @@ def history_of(store: Store, job: str | None = None, window: int | None = None) 
         level = np.array([seconds for *_, seconds in same])
         rise, chance = _shift(level)
         before_s, now_s = float(level[:rise].mean()), float(level[rise:].mean())
-        if now_s - before_s >= SMALLEST_SHARE * step_s:
+        if now_s - before_s >= GATE.smallest_share * step_s:
             since, number, _ = same[rise]
             counts = rise, len(same) - rise
             rises.append(
                 Slower(host, of_host.ranks, before_s, now_s, now_s / before_s - 1, since, number, counts, chance)
             )
     certain = (replace(rise, chance=rise.chance * compared) for rise in rises)
-    slower = sorted((rise for rise in certain if rise.chance <= 1 - CONFIDENCE), key=lambda rise: -rise.change)
+    slower = sorted((rise for rise in certain if rise.chance <= 1 - GATE.confidence), key=lambda rise: -rise.change)
     return History(name, newest, compared, len(seen), tuple(slower), _saved(of_now, slower))
 
 

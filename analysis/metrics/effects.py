@@ -42,6 +42,12 @@ class EffectThresholds(Struct, frozen=True):
     least_sigmas: float = 4.5
     #: Without baselines: so many standard deviations of the smoothed departures. Chosen: only large ones show.
     sigmas: float = 10.0
+    #: An effect of this many standard errors is not chance. Chosen: of thousands of series, none is by chance.
+    significant: float = 6.0
+    #: The dose agrees with the trace from this factor on, below it a metric refutes ... Chosen.
+    least_dose: float = 0.5
+    #: ... to this factor. Chosen: the inverse.
+    most_dose: float = 2.0
 
 
 EFFECTS = EffectThresholds()

@@ -12,7 +12,7 @@ import polars as pl
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.metrics.effects import USUAL_BASIS, MetricEffect, TooLittleError, effect_of
+from tracekit.analysis.metrics.effects import EFFECTS, USUAL_BASIS, MetricEffect, TooLittleError, effect_of
 from tracekit.analysis.metrics.samples import (
     CPU_LIMIT,
     CPU_PRESSURE,
@@ -29,12 +29,8 @@ from tracekit.analysis.metrics.samples import (
 from tracekit.base.text import short
 from tracekit.report.hardware import Band, MetricTest, MetricVerdict
 
-#: An effect of this many standard errors is not chance.
-SIGNIFICANT = 6.0
 #: Standard errors on both sides of the 95 % interval.
 _OF_95 = 1.96
-#: The dose agrees with the trace within these factors; below the smaller one, a metric refutes.
-_LEAST, _MOST = 0.5, 2.0
 #: By so many hours, times of another time zone are wrong.
 _PARTS_OF_HOURS = (2.5, 3.5, 4.5, 5.5, 5.75, 6.5, 8.75, 9.5, 10.5, 12.75)
 _ZONES = [sign * hours for hours in (*range(1, 15), *_PARTS_OF_HOURS) for sign in (1, -1)]
@@ -78,11 +74,11 @@ class _Measured(Struct, frozen=True):
     def significant(self) -> bool:
         """Whether the host departs towards slowness beyond chance."""
         effect = self.effect
-        return effect is not None and self.mechanism.slow * effect.size > SIGNIFICANT * effect.sigma
+        return effect is not None and self.mechanism.slow * effect.size > EFFECTS.significant * effect.sigma
 
     def confirms(self, excess: float) -> bool:
         """Whether the metric explains what the trace shows."""
-        return self.significant and _LEAST <= self.predicts() / excess <= _MOST
+        return self.significant and EFFECTS.least_dose <= self.predicts() / excess <= EFFECTS.most_dose
 
 
 def verdicts_on(samples: Samples, suspicions: Sequence[Suspicion]) -> list[MetricTest]:
@@ -107,7 +103,7 @@ def _tested(samples: Samples, suspicion: Suspicion) -> MetricTest:
             return _concluded(samples, suspicion, measurement, MetricVerdict.CONFIRMED, usual)
     if usual.effect is None:
         return _lacking(suspicion, usual.why_not or "", usual.metric, missing=usual.missing)
-    if usual.predicts(_OF_95) < _LEAST * suspicion.excess:
+    if usual.predicts(_OF_95) < EFFECTS.least_dose * suspicion.excess:
         if (otherwise := _may_be_otherwise(samples, suspicion, usual)) is not None:
             return otherwise
         return _concluded(samples, suspicion, usual, MetricVerdict.REFUTED, usual)
@@ -158,7 +154,7 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
     effect = usual.effect
     if effect is not None and effect.apart is not None:
         departs = usual.mechanism.slow * effect.apart > 0
-        if departs and usual.mechanism.excess(effect.apart, effect.own) >= _LEAST * suspicion.excess:
+        if departs and usual.mechanism.excess(effect.apart, effect.own) >= EFFECTS.least_dose * suspicion.excess:
             why = "it differs from its few peers as the trace says, before and after the trace, too"
             return untestable(suspicion, why)
     for hours in _ZONES:
@@ -176,7 +172,7 @@ def _may_be_otherwise(samples: Samples, suspicion: Suspicion, usual: _Measured) 
     except TooLittleError as error:
         why = f"the link rate is as usual, but errors on it are not known: {error}"
         return _lacking(suspicion, why, ERRORS, missing=error.missing)
-    if errors.size > SIGNIFICANT * errors.sigma:
+    if errors.size > EFFECTS.significant * errors.sigma:
         why = f"the link rate is as usual, but {ERRORS} grows by {errors.size:.2g} a second"
         return untestable(suspicion, why)
     return None
@@ -188,7 +184,7 @@ def _why_unclear(usual: _Measured, suspicion: Suspicion) -> str:
     comparison = (
         f"{usual.metric} predicts {1 + low:.2f}x to {1 + high:.2f}x, the trace shows {1 + suspicion.excess:.2f}x"
     )
-    if usual.significant and usual.predicts() > _MOST * suspicion.excess:
+    if usual.significant and usual.predicts() > EFFECTS.most_dose * suspicion.excess:
         return f"{comparison}: more than twice as much"
     return f"{comparison}: too much noise; sample more often"
 

@@ -32,13 +32,7 @@ COLUMNS = {
     "value": pl.Float64,
 }
 _ADDRESS = re.compile(r"[\d.]+|.*:.*")
-#: Two machines in one series show as this share of contradictions, or of falls of a counter; or, of a gauge, as about
-#: twice as many samples as peers have, or more than that at distances that vary by this share.
-_MOST_CONFLICTS = 0.02
-_MOST_FALLS = 0.1
-_DENSE, _VERY_DENSE = 1.6, 2.5
 _TWO_SOURCES = "hosts share a name, or an exporter runs twice"
-_MOST_SPREAD = 0.15
 #: The name of a source whose samples `tracekit collect` took while the job was recorded.
 RECORDING = "the recording"
 
@@ -47,6 +41,24 @@ ERRORS = "node_infiniband_port_errors_received_total"
 _DCGM_COUNTER = "_VIOLATION"
 #: More hosts than this are counted, not listed.
 _MOST_LISTED = 4
+
+
+class SourceThresholds(Struct, frozen=True):
+    """When a series seems to have the samples of two machines."""
+
+    #: Share of contradictions. Chosen: a few happen on restarts.
+    conflicts: float = 0.02
+    #: Share of falls of a counter. Chosen: as before.
+    falls: float = 0.1
+    #: Of a gauge, times as many samples as peers have, at distances that vary ... Definition: nearer to two than one.
+    dense: float = 1.6
+    #: ... or that many at any distances. Chosen.
+    very_dense: float = 2.5
+    #: How much distances vary, as a share of them. Chosen.
+    spread: float = 0.15
+
+
+SOURCES = SourceThresholds()
 
 
 class TimeSpan(Struct, frozen=True):
@@ -170,7 +182,7 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         if len(full) > 1:
             return f"two hosts share the name {host}: {', '.join(full[:3])}"
         own = self.series.filter(host=host, metric=metric)
-        if any(self.conflicts.get(series, 0.0) > _MOST_CONFLICTS for series in own["series"]):
+        if any(self.conflicts.get(series, 0.0) > SOURCES.conflicts for series in own["series"]):
             return f"{metric} of {host} has two values at a time: {_TWO_SOURCES}"
         return self._moved(own) or self._interleaved(host, metric)
 
@@ -194,11 +206,11 @@ class Samples(Struct, frozen=True, eq=False, dict=True):
         spacing = self.spacing(metric)
         own, usual = spacing.filter(host=host), spacing.filter(pl.col("host") != host)["often"].median()
         if is_counter(metric):
-            twice = own.filter(pl.col("falls") > _MOST_FALLS)
+            twice = own.filter(pl.col("falls") > SOURCES.falls)
         else:
             density = pl.col("often") / (usual if isinstance(usual, float) else math.inf)
-            irregular = pl.col("spread") > _MOST_SPREAD * pl.col("spacing")
-            twice = own.filter((density > _DENSE) & (irregular | (density < _VERY_DENSE)))
+            irregular = pl.col("spread") > SOURCES.spread * pl.col("spacing")
+            twice = own.filter((density > SOURCES.dense) & (irregular | (density < SOURCES.very_dense)))
         if twice.is_empty():
             return None
         return f"samples of {metric} of {host} are of two series in turn: {_TWO_SOURCES}"

@@ -21,7 +21,7 @@ Int32s = npt.NDArray[np.int32]
 #: Above this many table entries per value, a table is slower than sorting.
 _PLACES_PER_VALUE = 8
 _LARGEST_NUMBER, _LARGEST_SPAN = 1 << 62, 1 << 31
-#: The gaps of a group count as waits if chance explains them in fewer than one in this many jobs.
+#: The gaps of a group count as waits if chance explains them in fewer than one in this many jobs. Definition.
 _ONE_IN = 1000
 _SMALLEST = 1e-12
 

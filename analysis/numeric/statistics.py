@@ -23,9 +23,9 @@ from tracekit.analysis.numeric.arrays import Floats, Ints
 from tracekit.base.limits import Finite
 from tracekit.base.text import seconds
 
-#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252.
+#: With fewer steps, not even their order tells two runs apart: 4 + 4 steps have 70 orders, 5 + 5 have 252. Statistic.
 FEWEST_STEPS = 5
-#: Confidence level of the intervals.
+#: Confidence level of the intervals. Definition.
 CONFIDENCE = 0.95
 #: The number of resamples; of 99 %, 20 are beyond.
 _SAMPLES = 2000

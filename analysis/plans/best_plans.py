@@ -36,7 +36,7 @@ _PROMISING, _OF_KIND = 1 << 10, 2
 ROUNDING = 1e-11
 #: Plans that a search returns at most.
 MOST_PLANS = 10
-#: Extra cost of an end stage below this share of the stage is noise.
+#: Extra cost of an end stage below this share of the stage is noise. Chosen.
 SMALLEST_EXTRA = 0.02
 #: First stages of plans that a search for a split keeps at most: a report must not wait for the last percent.
 _PARTS = 1 << 12

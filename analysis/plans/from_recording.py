@@ -34,18 +34,18 @@ ONE_SIZE = "reductions of one size (on CPUs, try `collect --buckets`): their fix
 BEST_SIZE = "no other size of buckets saves more than the error, so it stays"
 NO_DELAY = "how much reductions slow the backward down was not recorded (one microbatch, no times of the thread)"
 ONE_RANK = "one data-parallel rank: no gradients are reduced"
-#: A pipeline whose model takes longer than the recording by more than this is not described by it.
+#: A pipeline whose model takes longer than the recording by more than this is not described by it. Chosen.
 MOST_BEYOND = 0.02
 #: 95 % of means are this close to the true one.
 STANDARD_ERRORS = 1.96
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 #: Sizes of gradients are in MiB, as DistributedDataParallel counts.
 MB = 1 << 20
-#: Reductions show what a byte costs if their sizes differ by this factor.
+#: Reductions show what a byte costs if their sizes differ by this factor. Chosen.
 SIZES_APART = 1.5
-#: Rates that are tried, and how much the errors of rates that explain a recording equally well differ.
+#: Rates that are tried, and how much the errors of rates that explain a recording equally well differ. Chosen.
 _RATES, _ALIKE = np.linspace(0.02, 1.0, 99), 1e-3
-#: A backward that reductions slow down further would be at a standstill.
+#: A backward that reductions slow down further would be at a standstill. Chosen.
 LEAST_RATE = 0.05
 
 

@@ -33,9 +33,9 @@ _Microbatches = Annotated[int, msgspec.Meta(ge=1, le=1 << 14)]
 #: Seconds that a microbatch of s samples takes: the first + the second x s.
 _Line = tuple[_Amount, _Amount]
 Fixed = Literal["fixed"]
-#: How far true step times are from a line, relative, a standard deviation.
+#: How far true step times are from a line, relative, a standard deviation. Chosen.
 OFF_THE_LINE = 0.005
-#: Degrees of freedom that stand for that figure where no runs do.
+#: Degrees of freedom that stand for that figure where no runs do. Chosen.
 _FREEDOM = 30
 _LARGEST = 1e9
 

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis import native
 from tracekit.analysis.graph.dependency_graph import DependencyGraph
-from tracekit.analysis.graph.op_grid import OpGrid, op_grid, transfer_grid
+from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from tracekit.trace.model import OpKind
@@ -40,20 +40,21 @@ OF_DP_RANKS = (
 OF_DP_RANKS_WEIGHT = 0.5
 #: Look at this many ops of a kind per worker and step.
 OPS_PER_STEP = 4
-#: Cost of a second of offset relative to a second of misfit: decides only between equal solutions.
+#: Cost of a second of offset relative to a second of misfit: decides only between equal solutions. Chosen.
 PRIOR = 0.02
 ITERATIONS = 600
-#: Misfits shrink by this share of the largest one at first, and by `finest_s` at the end.
+#: Misfits shrink by this share of the largest one at first, and by `finest_s` at the end. Chosen.
 COARSEST = 0.1
 #: Iterations and tolerance of the linear steps.
 CG_ITERATIONS, CG_TOLERANCE = 20, 1e-7
 #: With up to this many misfits in a run, the linear step is a single matrix, each column solved to full precision.
 MOST_IN_MATRIX, EXACT = 200, 1e-13
-#: An effect must be this many of its standard errors large.
+#: An effect must be this many of its standard errors large. Benchmark `clocks`.
 ERRORS = 6.0
-#: With this many runs, the scatter of a clock is estimated from its changes between runs.
+#: With this many runs, the scatter of a clock is estimated from its changes between runs. Chosen.
 FEWEST_FOR_SCATTER = 5
 #: A line takes this many runs; so many leave two on each side of a jump, because one late run is not a jump.
+#: Definition.
 FEWEST_FOR_LINE = 4
 FEWEST_FOR_LONE = 5
 #: Number of free parameters of a steady clock, of a line, and of a jump including its place.
@@ -151,11 +152,11 @@ class TieSource(Struct, frozen=True, eq=False, dict=True):
         dp_kinds = {kind: of_kind for kind, of_kind in tied.items() if of_kind is not None}
         clip = _Tied.of(graph, OpKind.OPTIMIZER_CLIP_MAIN_GRAD, (0, 3), 1)
         embedding = op_grid(graph, (OpKind.EMBEDDING_GRADS_ALL_REDUCE,), most=OPS_PER_STEP)
-        exchanged = None if embedding.empty or graph.layout.pp < 2 else _ends(graph, embedding)
+        exchanged = None if embedding.empty or graph.layout.pp < 2 else embedding.ends(graph.blocks)
         transfers = transfer_grid(graph, most=OPS_PER_STEP)
         if graph.layout.pp < 2 or transfers.empty:
             return cls(shape, dp_kinds, clip, exchanged, None, None)
-        lag = _ends(graph, transfers.recvs) - _ends(graph, transfers.sends)
+        lag = transfers.recvs.ends(graph.blocks) - transfers.sends.ends(graph.blocks)
         return cls(shape, dp_kinds, clip, exchanged, lag, transfers.gather([block.duration for block in graph.blocks]))
 
     @classmethod
@@ -245,12 +246,6 @@ class _Tied(Struct, frozen=True, eq=False):
 def _seen(values: Floats) -> Bools:
     """True where any run has a value."""
     return np.asarray(np.isfinite(values).any(axis=0))
-
-
-def _ends(graph: DependencyGraph, grid: OpGrid) -> Floats:
-    """Ends of the ops of a grid, seconds, in the grid's shape."""
-    starts = grid.gather([block.start for block in graph.blocks])
-    return starts + grid.gather([block.duration for block in graph.blocks])
 
 
 def _by_run(values: Floats, runs: Sequence[Ints]) -> Floats:

@@ -41,28 +41,30 @@ from tracekit.trace.model import Worker
 from tracekit.trace.schema import step_positions
 
 #: Offsets below this share of the step change no result, even if a step waits for dozens of transfers in a row; nor do
-#: offsets below the resolution of the recordings.
+#: offsets below the resolution of the recordings. Chosen.
 SMALLEST_SHARE = 0.0002
-#: Offsets are precise to this share of the smallest one that counts.
+#: Offsets are precise to this share of the smallest one that counts. Chosen.
 EXACTNESS = 0.1
-#: The unknown part of a clock may move the step by this share.
+#: The unknown part of a clock may move the step by this share. Chosen.
 LARGEST_UNKNOWN = 0.0025
 #: The largest number of runs of steps to measure separately, and the smaller one used above this many values.
 MOST_RUNS, FEWEST_RUNS, MOST_VALUES = 48, 8, 100_000
-#: A run whose ties scatter by more than this many times the usual may contain a clock that was stepped.
+#: A run whose ties scatter by more than this many times the usual may contain a clock that was stepped. Benchmark
+#: `clocks`.
 RUN_ERRORS = 8.0
-#: Compare suspects with this many DP ranks that are not suspicious.
+#: Compare suspects with this many DP ranks that are not suspicious. Chosen.
 FEWEST_OTHERS = 32
-#: If more than this share of the clocks is off, the others need not be correct.
+#: If more than this share of the clocks is off, the others need not be correct. Definition.
 MAJORITY = 0.5
 #: The length of a step is that of the first lanes of each structure.
 LANES_FOR_LENGTH = 8
 #: Compare clocks with this many others to find the most common time, and name so many in a message.
 MOST_CANDIDATES = 256
 MOST_NAMED = 3
-#: The resolution of the recordings, seconds.
+#: The resolution of the recordings, seconds. Chosen.
 RESOLUTION_S = 20e-6
 #: A few steps do not show how much ends scatter: assume this share of the transfer's duration, or the resolution.
+#: Chosen.
 SCATTER_SHARE = 0.05
 
 

@@ -33,13 +33,13 @@ from tracekit.base.errors import GraphError, SelectionError
 from tracekit.trace.canonical import Trace
 from tracekit.trace.model import KINDS, P2P, OpKind
 
-#: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out.
+#: If this many steps have all DP ranks, or half of the steps of a short trace, other steps are left out. Chosen.
 ENOUGH_STEPS = 3
 #: Look at this many steps at most, spread over the trace; at fewer if they had more than this many ops in all.
 MOST_STEPS, MOST_OPS, FEWEST_STEPS = 32, 1 << 20, 4
-#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step.
+#: Adjust beginnings to ends this many times at most, until none moves by more than this share of the step. Chosen.
 MOST_TURNS, SETTLED_SHARE = 8, 1e-4
-#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage.
+#: DP ranks begin a step together unless one of them begins this share of it before the last rank of its stage. Chosen.
 SMALLEST_SHARE = 5e-3
 _IS_TRANSFER = np.array([kind in P2P for kind in KINDS])
 #: A block with the cost, the launch delay and the ideal of its ops.

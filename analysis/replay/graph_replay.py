@@ -49,7 +49,7 @@ FEW_LANES, CHOICES_SIDE_BY_SIDE = 8, 16
 #: Add up this many ops at a time, so that they stay in the cache.
 _OPS_AT_ONCE = 1 << 16
 #: Clocks differ: a transfer or delay down to this far below zero is kept, so that the replay reproduces the recording;
-#: one below that is set to 0 and counted.
+#: one below that is set to 0 and counted. Chosen.
 CLOCK_TOLERANCE_S = 10e-3
 
 

@@ -38,11 +38,11 @@ from tracekit.analysis.replay.graph_replay import Durations, split_durations
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
 
 #: The usual transfer of a link is one of its fastest: with virtual stages, nearly all others wait for one of their
-#: call.
+#: call. Chosen.
 USUAL_SHARE = 0.05
-#: Transfers up to this many times the usual keep their measured time.
+#: Transfers up to this many times the usual keep their measured time. Chosen.
 LONG_FACTOR = 2.0
-#: The end of a call is explained if it is met to this share of a transfer, and to this many seconds.
+#: The end of a call is explained if it is met to this share of a transfer, and to this many seconds. Chosen.
 UNEXPLAINED_SHARE, UNEXPLAINED_S = 0.5, 50e-6
 #: Kinds that a worker need not have in every step. Any worker may have them, so their peers are all workers.
 OCCASIONAL = frozenset({OpKind.GC, OpKind.CHECKPOINT, OpKind.EVALUATION, OpKind.HOST_DELAY})

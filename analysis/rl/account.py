@@ -14,7 +14,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA
 from tracekit.base.text import percent
 from tracekit.report.rl_step import (
     DifferingSteps,
@@ -30,20 +32,6 @@ from tracekit.report.rl_step import (
 )
 from tracekit.trace.post_training import TRAINER_WAIT
 
-#: Losses below this share of the step do not lead, and a replay further off than this is not trusted.
-WORTH = UNEXPLAINED = 0.05
-#: A step differs if it is off the median by so many standard deviations, as the median deviation shows them, and by
-#: this share of it: the prompts of healthy steps differ, too.
-_DEVIATIONS, _LEAST = 5.0, 0.2
-_OF_MEDIAN_DEVIATION = 1.4826
-#: Fewer steps do not show what is usual. The first one, which starts everything, needs fewer to be compared with.
-_FEWEST, _FEWEST_WITH_FIRST = 4, 3
-#: A trend is certain beyond so many standard errors, and matters from this share of the step on over the whole run.
-_ERRORS, _SMALLEST_TREND = 5.0, 0.1
-#: The fewest steps on each side of a change.
-_SIDE = 3
-#: A change explains the steps better than a steady trend if it leaves less than this share of its squares.
-_BETTER = 0.7
 #: What happens in no phase.
 _NO_PHASE = "no phase"
 _LOSSES: dict[Loss, str] = {
@@ -60,6 +48,31 @@ _PHASES = {
     "validation": ("validation takes", ": validate less often, or beside the training"),
     "checkpoint": ("saving checkpoints takes", ": save less often, or asynchronously"),
 }
+
+
+class AccountThresholds(Struct, frozen=True):
+    """When a loss of post-training, a step or a trend is told."""
+
+    #: A step differs if it is off the median by so many standard deviations, as the median deviation shows them ...
+    #: Statistic: no normal step of a million.
+    deviations: float = 5.0
+    #: ... and by this share of it. Chosen: the prompts of healthy steps differ, too.
+    least_share: float = 0.2
+    #: Fewer steps do not show what is usual. Chosen: fewer are chance.
+    fewest_steps: int = 4
+    #: The first one, which starts everything, needs fewer to be compared with. Chosen.
+    fewest_with_first: int = 3
+    #: A trend is certain beyond so many standard errors ... Statistic: no normal value of a million.
+    errors: float = 5.0
+    #: ... and matters from this share of the step on over the whole run. Chosen.
+    smallest_trend: float = 0.1
+    #: The fewest steps on each side of a change. Chosen: fewer are chance.
+    fewest_on_side: int = 3
+    #: A change explains the steps better than a steady trend if it leaves less than this share of its squares. Chosen.
+    better_share: float = 0.7
+
+
+ACCOUNT = AccountThresholds()
 
 
 class Run(Struct, frozen=True):
@@ -110,7 +123,7 @@ class RlAccount(Struct, frozen=True, kw_only=True):
 def leading(losses: list[LossTime], step_s: float) -> Loss | None:
     """The largest loss, if it is worth mentioning."""
     most = max(losses, key=lambda loss: loss.lost_s, default=None)
-    return most.loss if most is not None and most.lost_s >= WORTH * step_s else None
+    return most.loss if most is not None and most.lost_s >= VERDICT.headline_share * step_s else None
 
 
 def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlike:
@@ -122,7 +135,7 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
     cold[:1] |= differs[:1]
     blocks = np.flatnonzero(np.diff(np.concatenate(([False], differs & ~cold, [False])))).reshape(-1, 2)
     at_an_end = len(blocks) == 1 and (blocks[0][1] == len(differs) or blocks[0][0] == cold.sum())
-    if at_an_end and np.diff(blocks[0]) >= _SIDE:
+    if at_an_end and np.diff(blocks[0]) >= ACCOUNT.fewest_on_side:
         differs = cold.copy()  # no steps that differ, but a change for all that follow
     usual, groups = ~differs, list[DifferingSteps]()
     by_phase: dict[str, list[int]] = {}
@@ -139,7 +152,7 @@ def unlike(numbers: Ints, step_s: Floats, phases: Mapping[str, Floats]) -> Unlik
 def _cold(step_s: Floats, parts: Mapping[str, Floats]) -> Bools:
     """Mask of the first step, if it or one of its phases is unlike all that follow, [steps]."""
     cold = np.zeros(len(step_s), np.bool_)
-    if len(step_s) < _FEWEST_WITH_FIRST:
+    if len(step_s) < ACCOUNT.fewest_with_first:
         return cold
     usual_s = float(np.median(step_s[1:]))
     cold[0] = any(
@@ -151,13 +164,13 @@ def _cold(step_s: Floats, parts: Mapping[str, Floats]) -> Bools:
 
 def _far(took: Floats, usual_s: float) -> float:
     """How far from their median these seconds are unlike them. `usual_s`: of a step."""
-    deviation = _OF_MEDIAN_DEVIATION * float(np.median(abs(took - np.median(took))))
-    return max(_DEVIATIONS * deviation, _LEAST * usual_s)
+    deviation = MAD_TO_SIGMA * float(np.median(abs(took - np.median(took))))
+    return max(ACCOUNT.deviations * deviation, ACCOUNT.least_share * usual_s)
 
 
 def _slow(step_s: Floats, asked: Bools) -> Bools:
     """Mask of the steps that take far longer than most of those asked about, [steps]."""
-    if asked.sum() < _FEWEST:
+    if asked.sum() < ACCOUNT.fewest_steps:
         return np.zeros(len(step_s), np.bool_)
     usual_s = float(np.median(step_s[asked]))
     return asked & (step_s > usual_s + _far(step_s[asked], usual_s))
@@ -166,11 +179,13 @@ def _slow(step_s: Floats, asked: Bools) -> Bools:
 def _apart(step_s: Floats, asked: Bools) -> Bools:
     """Mask of the longer steps where steps are of two kinds, with a gap that is wider than either, [steps]."""
     ordered = np.sort(step_s[asked])
-    if len(ordered) < _FEWEST:
+    if len(ordered) < ACCOUNT.fewest_steps:
         return np.zeros(len(step_s), np.bool_)
     split = int(np.argmax(np.diff(ordered))) + 1
     low, high = ordered[:split], ordered[split:]
-    has_gap = float(high[0] - low[-1]) > max(_LEAST * float(np.median(low)), float(max(np.ptp(low), np.ptp(high))))
+    has_gap = float(high[0] - low[-1]) > max(
+        ACCOUNT.least_share * float(np.median(low)), float(max(np.ptp(low), np.ptp(high)))
+    )
     longer: Bools = asked & (step_s > low[-1])
     return longer if has_gap and len(high) <= len(low) else np.zeros_like(longer)
 
@@ -202,16 +217,16 @@ def _trend(numbers: Ints, step_s: Floats, parts: Mapping[str, Floats], usual: Bo
     """The trend of the usual steps, None if there is none that is certain and matters."""
     steps, took = numbers[usual].astype(np.float64), step_s[usual]
     count, mean_s = len(took), float(took.mean())
-    if count < _FEWEST + 1:
+    if count < ACCOUNT.fewest_steps + 1:
         return None
     slope, level = np.polyfit(steps - steps.mean(), took, 1)
     off_line = float(((took - level - slope * (steps - steps.mean())) ** 2).sum())
-    splits = range(_SIDE, count - _SIDE + 1)
+    splits = range(ACCOUNT.fewest_on_side, count - ACCOUNT.fewest_on_side + 1)
     squares = [
         float(sum(((side - side.mean()) ** 2).sum() for side in (took[:place], took[place:]))) for place in splits
     ]
     split = splits[int(np.argmin(squares))] if squares else 0
-    changes = min(squares, default=math.inf) < _BETTER * off_line
+    changes = min(squares, default=math.inf) < ACCOUNT.better_share * off_line
     if changes:
         before_s, after_s = float(took[:split].mean()), float(took[split:].mean())
         spread = (min(squares) / (count - 2) * (1 / split + 1 / (count - split))) ** 0.5
@@ -220,7 +235,7 @@ def _trend(numbers: Ints, step_s: Floats, parts: Mapping[str, Floats], usual: Bo
         before_s, after_s = level + slope * (steps[[0, -1]] - steps.mean())
         spread = span * (off_line / (count - 2) / float(((steps - steps.mean()) ** 2).sum())) ** 0.5
     change_s = after_s - before_s
-    if abs(change_s) < max(_ERRORS * spread, _SMALLEST_TREND * mean_s):
+    if abs(change_s) < max(ACCOUNT.errors * spread, ACCOUNT.smallest_trend * mean_s):
         return None
     ends = (
         [slice(None, split), slice(split, None)] if changes else [slice(None, count // 3), slice(-(count // 3), None)]
@@ -241,7 +256,7 @@ def first_line(account: RlAccount) -> tuple[str, str]:
     """
     if account.flagged:
         return "contradiction", account.flagged
-    kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(WORTH)} of the step"
+    kind, lost_s, words = "balanced", 0.0, f"no loss costs {percent(VERDICT.headline_share)} of the step"
     if account.leading is not None:
         kind, lost_s = account.leading, max(row.lost_s for row in account.losses)
         words = f"{_LOSSES[account.leading]} costs {percent(lost_s / account.step_s)} of the step"
@@ -249,7 +264,7 @@ def first_line(account: RlAccount) -> tuple[str, str]:
         kind, lost_s = "phases", account.phases[0].seconds
         words = _phase_words(account.phases[0].phase, lost_s / account.step_s)
     unknown_s = account.unaccounted_s or 0.0
-    if unknown_s > lost_s and unknown_s >= WORTH * account.step_s:
+    if unknown_s > lost_s and unknown_s >= VERDICT.headline_share * account.step_s:
         kind, words = (
             "unaccounted",
             f"{percent(unknown_s / account.step_s)} of the step is in no phase; time what it does",
@@ -268,7 +283,7 @@ def _more(account: RlAccount) -> Iterator[str]:
         yield account.sides.short_of_gpus
     if account.unlike is not None and account.unlike.worst:
         yield account.unlike.worst
-    if account.tools is not None and (account.tools.share or 0.0) >= WORTH:
+    if account.tools is not None and (account.tools.share or 0.0) >= VERDICT.headline_share:
         yield f"tools cost at most {percent(account.tools.share or 0.0)} of the run"
 
 

@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.statistics import saving_error_s
-from tracekit.analysis.rl.account import UNEXPLAINED, RlAccount, Run, leading, unlike
+from tracekit.analysis.rl.account import RlAccount, Run, leading, unlike
 from tracekit.base.errors import SelectionError
 from tracekit.base.text import quoted
 from tracekit.report.rl_step import Loss, LossTime, PhaseTime, Price, Sides, ToolsBound
@@ -29,7 +30,7 @@ from tracekit.trace.post_training import ROLLOUT_IDLE, TOOL_CALLS, TOOLS, TRAINE
 if TYPE_CHECKING:
     from tracekit.analysis.rl.timed import Generations
 
-#: Phases that exceed the step by this share contradict it.
+#: Phases that exceed the step by this share contradict it. Chosen.
 CONTRADICTION = 0.01
 #: An assumption of prices with staleness.
 SIDE_BY_SIDE = "generation and training take as long side by side"
@@ -40,7 +41,7 @@ _FEW_STEPS = "{} measured, which {} not show how steps differ; record more"
 _COUNTS = {1: ("one step was", "does"), 2: ("two steps were", "do")}
 #: What is priced if nothing is asked for; without trajectories, the first alone.
 USUAL = ("staleness=1", "partial=0.9", "longest-first")
-#: ... and more engines by this share, if requests queue.
+#: ... and more engines by this share, if requests queue. Chosen.
 _MORE_ENGINES = 0.25
 _WORDS = re.compile(
     r"staleness=(?P<staleness>-?\d{1,18})|partial=(?P<partial>[-+\w.]+)|engines=(?P<engines>-?\d{1,18})"
@@ -48,7 +49,7 @@ _WORDS = re.compile(
     r"|generate=(?P<generate>[-+\w.]+)|train=(?P<train>[-+\w.]+)"
 )
 _MOST_STEPS, _MOST_GPUS = 9_999, 999_999
-#: Steps at the beginning that are no part of a mean: a run starts with empty pipelines.
+#: Steps at the beginning that are no part of a mean: a run starts with empty pipelines. Chosen.
 WARM_UP = 2
 
 
@@ -141,8 +142,8 @@ class PostTrainingRun(ABC):
         engine_error = 0.0 if self.generations is None else self.generations.engine_error
         if self.flagged:
             return self.flagged
-        if max(self.replay_error_s / self.step_s, engine_error) > UNEXPLAINED:
-            return f"{self.replayed_words}, more than {UNEXPLAINED:.0%}"
+        if max(self.replay_error_s / self.step_s, engine_error) > VERDICT.largest_discrepancy:
+            return f"{self.replayed_words}, more than {VERDICT.largest_discrepancy:.0%}"
         return _FEW_STEPS.format(*_COUNTS[len(self.recorded)]) if len(self.recorded) < self.fewest else None
 
     def error_s(self, saving: Floats, scenarios: Sequence[Scenario] = ()) -> float:

@@ -48,9 +48,9 @@ from tracekit.trace.post_training import RlTimeline, Trajectories
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
-#: A response is in the tail if it is longer than this percentile of its step.
+#: A response is in the tail if it is longer than this percentile of its step. Definition.
 TAIL = 95
-#: What is recorded less than this apart happens at one time, seconds.
+#: What is recorded less than this apart happens at one time, seconds. Chosen.
 _AT_ONCE_S = 1e-3
 
 

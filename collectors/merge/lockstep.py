@@ -13,8 +13,6 @@ from tracekit.collectors.merge.placement import MeshPlace, Placement
 from tracekit.trace.model import OpKind
 from tracekit.trace.schema import LASTED, OFF_CPU, QUEUED, WAITED
 
-_WORKER = ("step", "dp_rank", "pp_rank")
-
 
 def ranks_of_workers(placement: Placement) -> dict[int, list[int]]:
     """The rank that represents a worker -> all its ranks, ascending; workers with one rank are left out."""

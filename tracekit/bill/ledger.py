@@ -20,8 +20,6 @@ from tracekit.trace.model import EARLIEST_S, LATEST_S
 BILL_VERSION = 1
 #: Monday, January 5, 1970, seconds since the epoch: weeks begin on Mondays, 00:00 UTC.
 _FIRST_WEEK_S, _WEEK_S = 4 * 86_400, 7 * 86_400
-#: What a bill can be totalled by.
-GROUPS = ("part", "cause", "week", "team", "job")
 #: What a part of a stretch went to, the stretch, and the seconds of it.
 _SPENT = pl.Schema(
     {"part": pl.String, "cause": pl.String, "gpus": pl.Int64}
@@ -73,8 +71,8 @@ class Bill(Struct, frozen=True):
         return float(self.rows["seconds"].sum()) / 3600 if self.gpu_hours is None else self.gpu_hours
 
     def by(self, group: str) -> pl.DataFrame:
-        """The totals of each group, one of `GROUPS`: `hours` and `gpu_hours`; `spent`, its part of the `total`, in its
-        unit, and `useful`, of that. Null where unknown.
+        """The totals of each part, cause, week, team or job: `hours` and `gpu_hours`; `spent`, its part of the `total`,
+        in its unit, and `useful`, of that. Null where unknown.
 
         Parts and their causes come in the order of the bill, weeks in order of time, others by what is spent.
         """

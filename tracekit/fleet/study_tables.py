@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from tracekit.analysis.attribution.attribution import LARGEST_DISCREPANCY
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.fleet.tasks import Rule
 
 #: Version of the tables; it increases whenever readers of the last version could break.
@@ -193,9 +193,9 @@ def exclusions_of(job: Mapping[str, Any], first_start_s: float | None) -> Iterat
         yield Exclusion(Rule.FEW_STEPS, f"{job['steps']} steps; expected {FEWEST_STEPS} or more")
     if (job["restarts"] or 0) > MOST_RESTARTS:
         yield Exclusion(Rule.RESTARTS, f"{job['restarts']} restarts; expected {MOST_RESTARTS} at most")
-    if not abs(job["unexplained"]) <= LARGEST_DISCREPANCY:
+    if not abs(job["unexplained"]) <= VERDICT.largest_discrepancy:
         yield Exclusion(Rule.DISCREPANCY, f"{job['unexplained']:.1%} of the step is unexplained; expected at most 5%")
-    elif not job["replay_error"] <= LARGEST_DISCREPANCY:
+    elif not job["replay_error"] <= VERDICT.largest_discrepancy:
         yield Exclusion(Rule.REPLAY_ERROR, f"the replay misses the recording by {job['replay_error']:.1%}")
     elif not job["trustworthy"]:
         yield Exclusion(Rule.DOUBTFUL, job["doubts"] or "the report cannot be trusted")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from tracekit.analysis.attribution.attribution import STRAGGLING_SLOWDOWN
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.base.text import counted, seconds, short, three_digits, with_error
 from tracekit.fleet.figures import CITATION, CONFIDENCE, SHARE, FixOfFleet, FleetFigures, Interval
 from tracekit.fleet.study_tables import EVERYWHERE
@@ -21,7 +21,7 @@ from tracekit.report.tables import Table
 #: The number of table rows to show; the JSON has all.
 MOST_ROWS = 10
 #: What a job loses that straggles, as a share.
-_LEAST_LOST = 1 - 1 / STRAGGLING_SLOWDOWN
+_LEAST_LOST = 1 - 1 / VERDICT.straggling
 BY_CAUSE, BY_TEAM, APPLIED = "GPU-hours lost by cause", "Who pays: by team", "Fixes that were applied"
 _TITLES = {
     "size": "By size, GPUs",

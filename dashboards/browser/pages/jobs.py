@@ -16,7 +16,7 @@ import polars as pl
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.base.errors import SelectionError
 from tracekit.base.paths import adding, command
@@ -223,7 +223,7 @@ def _label(kind: str) -> str | None:
 
 
 def _summary(jobs: pl.DataFrame) -> Component:
-    slow = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= SMALLEST_HEADLINE_SHARE)))
+    slow = jobs.filter(pl.col("trustworthy") & (pl.col("straggling") | (pl.col("share") >= VERDICT.headline_share)))
     if slow.is_empty():
         return html.H2("Nothing costs any analysed job 5% of its step", className="count")
     need = "job needs" if slow.height == 1 else "jobs need"

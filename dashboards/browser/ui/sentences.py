@@ -14,7 +14,7 @@ from datetime import tzinfo
 from enum import StrEnum
 from statistics import fmean
 
-from tracekit.analysis.attribution.attribution import SMALLEST_HEADLINE_SHARE
+from tracekit.analysis.attribution.attribution import VERDICT
 from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.base.text import listed, short, sure
 from tracekit.dashboards.figures.worker_map import WorkerMap
@@ -263,11 +263,11 @@ def time_words(pattern: TimePattern, by_step: Sequence[OfStep]) -> str:
         case "none":
             return f"What steps lose shows no pattern: {low:.1%} to {high:.1%} of each."
         case "persistent":
-            slow = sum(share >= SMALLEST_HEADLINE_SHARE for share in shares.values())
+            slow = sum(share >= VERDICT.headline_share for share in shares.values())
             if 0 < slow < len(by_step):
                 return (
                     "The loss comes and goes from the first step on: it is"
-                    f" {SMALLEST_HEADLINE_SHARE:.0%} or more in {slow:,} of {len(by_step):,} steps."
+                    f" {VERDICT.headline_share:.0%} or more in {slow:,} of {len(by_step):,} steps."
                 )
             return f"Every step loses time, from the first one on: {low:.1%} to {high:.1%}."
         case "changed":

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
+from msgspec import structs
 
 from judges.kinetosim import Job, Trouble
 from tests.analysis.gpu.jobs import load_ranks, loaded, on_a_rank, said, waiting_events, waiting_job
 from tests.kineto_files import GEMM, all_reduce, event, kernel, launch
-from tracekit.analysis.gpu.pace import saved_by_rank
+from tracekit.analysis.gpu.pace import PACE, saved_by_rank
 
 US = 1e-6
 
@@ -209,7 +210,8 @@ def test_calls_that_peers_do_not_make_go_if_their_rank_waits_long_enough_in_them
     wait = event("cuda_runtime", "cudaStreamSynchronize", 5, 26, correlation=3)
     pace = load_ranks(tmp_path, {0: events, 1: [*events, wait], 2: events}).evidence.pace
     for least_us, kept in ((24.9, False), (25.1, True)):
-        monkeypatch.setattr("tracekit.analysis.gpu.pace.SMALLEST_SHARE", least_us * US / pace.recorded_s)
+        least = structs.replace(PACE, smallest_share=least_us * US / pace.recorded_s)
+        monkeypatch.setattr("tracekit.analysis.gpu.pace.PACE", least)
         assert (pace.without_extra_waits(1) is None) is kept
 
 
