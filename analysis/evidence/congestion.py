@@ -286,7 +286,7 @@ def _hosts_as_late(traffic: Traffic, factor: Floats) -> Intervention:
     """
     job, waits = traffic.job, data_waits_of(traffic.job)
     gathers, _ = traffic.bytes_alike
-    if waits.recorded or not waits.waits or not gathers.any():
+    if waits.recorded or not (waits.waits and waits.waits[0].late.any() and gathers.any()):
         return Together(())
     late, starts = waits.waits[0], [block.start for block in job.replay.graph.blocks]
     begin_s, delay_s = (late.ops.gather(of_blocks) for of_blocks in (starts, job.replay.durations.launch_delay))

@@ -462,7 +462,8 @@ def _level(traffic: Traffic, flows: Bools, steps: Bools) -> tuple[float, float]:
     factor = traffic.factor.transpose(1, 0, 2)[steps][:, flows]
     if not factor.size:
         return 1.0, 1.0
-    measured = np.where(traffic.assumed, np.nan, traffic.seconds).transpose(0, 3, 1, 2)[flows][..., steps]
+    seconds, assumed = (ops.transpose(0, 3, 1, 2)[flows][..., steps] for ops in (traffic.seconds, traffic.assumed))
+    measured = np.where(assumed, np.nan, seconds)
     faster = lower_quantile(measured.reshape(len(measured), -1), 1, TRAFFIC.faster_share) / traffic.usual_s[flows]
     return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(np.nan_to_num(faster, nan=1.0).min()), NO_TIME_S)
 
