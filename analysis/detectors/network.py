@@ -47,7 +47,7 @@ class SlowLink(Detector):
     each transfer, which no wrong clock can lengthen. A link is slow if nearly all its transfers of a step take three
     times as long as on the usual link, within a host or between hosts as it is, and longer than the usual differences
     between links. A slow card explains the slowness of its links. If all DP ranks' links between two stages are slow at
-    once, and only at times, it is congestion.
+    once, and only at times, or links without a host in common are slow in the same steps, it is congestion.
     """
 
     kind = "slow-p2p-link"

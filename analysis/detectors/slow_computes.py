@@ -172,8 +172,8 @@ class SlowRankGroup(Detector):
 
     Paper: no signature. tracekit groups slow DP ranks that are adjacent or half of all DP ranks, are slow on all
     stages, in the same steps, by factors that differ by less than a quarter of their excess and what chance adds, and
-    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Independent faults agree in
-    neither factor nor time.
+    make up a quarter of the DP ranks (or, with a pipeline, have slow optimizers too). Where microbatches of unequal
+    length hide how slow they compute, their optimizers show it. Independent faults agree in neither factor nor time.
     """
 
     kind = "slow-rank-group"

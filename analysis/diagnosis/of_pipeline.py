@@ -5,7 +5,7 @@ In: a `PipelineSubject` and its causes. Out: its `Assessment`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import structs
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.attribution.attribution import VERDICT, Parts, ReplayTrust
 from tracekit.analysis.attribution.patterns import Stall, some_stand_apart, space_pattern, time_pattern
+from tracekit.analysis.detectors.any_job import LateData
 from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Treatment, detector_of, loss_of
 from tracekit.analysis.diagnosis.diagnosis import (
     Assessment,
@@ -24,7 +25,7 @@ from tracekit.analysis.diagnosis.diagnosis import (
 )
 from tracekit.analysis.diagnosis.find import DIAGNOSIS, acting, can_conclude, is_run, steps_words
 from tracekit.analysis.diagnosis.price import PricedFix, paying_first
-from tracekit.analysis.evidence.host_code import delay_share_without
+from tracekit.analysis.evidence.host_code import data_waits_of, delay_share_without
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
 from tracekit.analysis.evidence.slow_workers import undecided
 from tracekit.analysis.evidence.subject import Cause, Plan
@@ -159,7 +160,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
                 if gaps_are_the_host or cause.one_off or detector_of(cause.kind).explains_delays
             )
             trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
-        if doubts := doubts_of(causes):
+        if doubts := (*doubts_of(causes), *_unclear(job, causes)):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust
 
@@ -182,6 +183,25 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
     def patterns(self) -> Patterns:
         attribution = self.job.attribution
         return Patterns(time_pattern(attribution), space_pattern(attribution, self.job.hosts))
+
+
+def _unclear(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[str]:
+    """Yield what the recording shows to be slow without showing what it is, in words."""
+    hiding = [cause for cause in causes if cause.hidden]
+    late = [cause for cause in hiding if cause.kind == LateData.kind and not data_waits_of(job).recorded]
+    if len(hiding) > 1 and any(cause.one_off or len(cause.where.dp_ranks) == len(job.dp_ranks) - 1 for cause in late):
+        yield "all ranks but one wait while that one works: for data, or for that rank, if they meet unrecorded"
+    profile = job.profile
+    if profile is None:
+        return
+    workers = " and ".join(map(str, job.workers_where(profile.unclear_workers)))
+    if workers and job.stages > 1:
+        yield f"one of the workers {workers} computes slower, and microbatches of unequal cost hide which one"
+    elif workers:
+        yield f"the computes of {workers} take longer, the optimizer does not: longer sequences or a slower machine"
+    if profile.unclear_steps.any():
+        steps = steps_words([int(job.steps[index]) for index in np.flatnonzero(profile.unclear_steps)])
+        yield f"in {steps} all computes take longer: longer sequences or slower machines"
 
 
 def parts_of(job: PipelineSubject, causes: Sequence[Cause]) -> Parts:

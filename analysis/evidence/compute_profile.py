@@ -18,7 +18,8 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
-from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling
+from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling, needed_nats
+from tracekit.analysis.evidence.slow_optimizers import of_long_data, slow_in_square, told_by_optimizers
 from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import (
@@ -49,9 +50,6 @@ class ComputeThresholds(Struct, frozen=True):
     correlation: float = 0.6
     #: ... and differ by this much. Chosen: as `factor`.
     length_spread: float = 0.04
-    #: A slow worker's optimizer, and each kind of its computes, exceeds the usual one by this share of the excess of
-    #: its computes. Benchmark `causes`.
-    optimizer_share: float = 0.6
     #: In a slow step, the shortest microbatches exceed the usual ones by this share of its excess. Benchmark
     #: `causes`.
     shortest_share: float = 0.5
@@ -100,6 +98,9 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     and backwards over the microbatches of one DP rank and step; `length_spread`: standard deviation of those backwards,
     relative; both 0 in a job with one kind, and where lengths cannot be told from the speed of shared cores.
 
+    `unclear_workers` [stages, dp_ranks], `unclear_steps` [steps]: masks of those of which one computes slower, or whose
+    microbatches are longer: nothing recorded tells which.
+
     `core_pace`: on shared cores, that of each worker over that of peers while it does other kinds of work, [kinds,
     stages, steps, dp_ranks]; else None.
     """
@@ -121,6 +122,8 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     op_scatter: float
     length_correlation: float
     length_spread: float
+    unclear_workers: Bools
+    unclear_steps: Bools
     core_pace: Floats | None
 
     @property
@@ -155,6 +158,13 @@ def profile_computes(
     `other_work_s`: seconds of other kinds of work, [kinds, stages, steps, dp_ranks], if workers share cores.
     """
     grid = table.grid
+    square = (grid.shape[1], grid.shape[5]) == (2, 2)
+    slow = (
+        np.ones((1, 1, 1, 1)) if not square or optimizer is None else slow_in_square(grid, optimizer, COMPUTES.factor)
+    )
+    told_apart = bool((slow > 1).any())
+    if told_apart:
+        grid = grid / slow[:, :, None, None]
     base = _usual(grid)
     relative = grid / safe(base)[:, :, :, None, None, None]
     position = position_factor(relative)
@@ -176,10 +186,9 @@ def profile_computes(
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
         model = structs.replace(model, base=base * _usual(alike))
-    beyond = median(alike, (2, 3))
-    del relative, alike
-    ones = np.ones(beyond.shape[1:])
-    return _factors(grid, model, beyond, ones if optimizer is None else optimizer, other_work_s)
+    beyond = median(alike, (2, 3)) * slow
+    del relative, alike, grid
+    return _factors(table.grid, model, beyond, optimizer, other_work_s, alike=square and not told_apart)
 
 
 def _usual(cells: Floats) -> Floats:
@@ -212,9 +221,19 @@ class _Model(Struct, frozen=True, eq=False):
 
 
 def _factors(
-    grid: Floats, model: _Model, beyond: Floats, optimizer: Floats, other_work_s: Floats | None
+    grid: Floats,
+    model: _Model,
+    beyond: Floats,
+    optimizer: Floats | None,
+    other_work_s: Floats | None,
+    *,
+    alike: bool,
 ) -> ComputeProfile:
-    """Separate workers, DP ranks and steps. `beyond`: cost beyond the workload, [kinds, stages, steps, dp_ranks]."""
+    """Separate workers, DP ranks and steps. `beyond`: cost beyond the workload, [kinds, stages, steps, dp_ranks].
+
+    `alike`: with two stages on two DP ranks, one slow worker looks like the diagonally opposite worker being slow,
+    except for the cost of their microbatches. So who it is, and by how much, is no more certain than that cost.
+    """
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
     rank, rank_error = _typical(work, (0,))
@@ -222,18 +241,15 @@ def _factors(
     # Even if the steps of a short trace look alike, the quartile of a few microbatches is no more precise than this.
     unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
     if model.uneven:
-        alike = work / safe(_typical(work, (0, 1))[0])  # a slow DP rank is no chance
-        unsure = max(unsure, float(_beside_peers(_dealt_by_chance(alike, 2)).var()))
+        beside_rank = work / safe(_typical(work, (0, 1))[0])  # a slow DP rank is no chance
+        unsure = max(unsure, float(_beside_peers(_dealt_by_chance(beside_rank, 2)).var()))
     ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
     all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
-    # With two stages on two DP ranks, one slow worker looks like the diagonally opposite worker being slow, except for
-    # the cost of their microbatches. So who it is, and by how much, is no more certain than that cost.
-    square = (stages, dp_ranks) == (2, 2)
     if stages > 1:
-        unsure = float(ranks.noise.variance.mean()) if square else 0.0
+        unsure = float(ranks.noise.variance.mean()) if alike else 0.0
     by_kind = _beside_peers(by_step)
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
@@ -244,26 +260,34 @@ def _factors(
         by_kind = by_kind - core_pace(over_peers)[: len(by_kind)]
         all_kinds = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
     views = [all_kinds, *np.log1p(share * np.expm1(by_kind))]
-    workers = most_telling(
-        [episodes_of(view.transpose(0, 2, 1).reshape(-1, steps), dp_ranks, least_variance=unsure) for view in views]
-    )
+    members = [view.transpose(0, 2, 1).reshape(-1, steps) for view in views]
+    workers = most_telling([episodes_of(view, dp_ranks, least_variance=unsure) for view in members])
+    unclear_workers = np.zeros((stages, dp_ranks), np.bool_)
+    if alike and not workers.significant(COMPUTES.factor).any():
+        either = most_telling([episodes_of(view, dp_ranks) for view in members])
+        unclear_workers = either.significant(COMPUTES.factor).reshape(stages, dp_ranks)
     if over_peers is not None:
         slow = workers.slow.reshape(stages, dp_ranks, steps).transpose(0, 2, 1)
         stands_out_ = stands_out(over_peers, slow)[: len(by_kind)].any(axis=0)
         workers = structs.replace(workers, nats=np.where(stands_out_.ravel(), workers.nats, 0.0))
-    if square:
+    if alike:
         unsure = float(workers.noise.variance.mean())
         ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
-    if model.uneven and stages == 1:
-        workers = _without_long_data(workers, optimizer[0].T)
-    elif model.uneven:
-        ranks = _without_long_data(ranks, optimizer.min(axis=0).T)
+    if model.uneven:
+        optimizers = None if optimizer is None else lower_median(optimizer, axis=0)
+        if stages == 1:
+            of_data = of_long_data(workers, by_kind, optimizers)
+            unclear_workers |= of_data & workers.slow.all(axis=1) & workers.significant(COMPUTES.factor)
+            workers, by_kind = told_by_optimizers(workers, by_kind, optimizers, of_data, COMPUTES.factor)
+        else:
+            of_data = of_long_data(ranks, rank_log, optimizers)
+            ranks, rank_log = told_by_optimizers(ranks, rank_log, optimizers, of_data, COMPUTES.factor)
     slow_worker = np.exp(_slow_levels(by_kind, workers))
     slow_rank = np.exp(_slow_levels(rank_log, ranks))
     # Without a pipeline, a worker's workload includes what slows down forwards and backwards alike, see
     # `profile_computes`.
     shared = slow_worker.min(axis=0)[0] if stages == 1 else slow_rank
-    step, steps_alike, slow_step = _slow_steps(work / shared, uneven=model.uneven)
+    step, steps_alike, slow_step, unclear_steps = _slow_steps(work / shared, uneven=model.uneven)
     microbatch = work / shared / slow_step[:, None]
     quiet = median(np.where(slow_worker > 1, np.nan, beyond), (2,))[:, :, None, :]
     # Without a pipeline, a slow worker is already part of the workload, except for the kind that is not slow.
@@ -290,12 +314,16 @@ def _factors(
         op_scatter=scatter,
         length_correlation=correlation,
         length_spread=spread,
+        unclear_workers=unclear_workers,
+        unclear_steps=unclear_steps,
         core_pace=None if over_peers is None else np.exp(core_pace(over_peers)[len(by_kind) :]),
     )
 
 
-def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats]:
-    """Return the factor of each step, a mask of slow steps, and the factor of the slow ones, else 1, [steps] each."""
+def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats, Bools]:
+    """Return the factor of each step, a mask of slow steps, the factor of the slow ones, else 1, and a mask of steps
+    that are longer than sequences dealt by chance make them, but not longer than steps differ, [steps] each.
+    """
     step, step_error = _typical(work, (0, 2))
     step = step / safe(lower_median(step, axis=0))
     unsure = float(np.median(step_error)) ** 2
@@ -303,10 +331,14 @@ def _slow_steps(work: Floats, *, uneven: bool) -> tuple[Floats, Episodes, Floats
         unsure = max(unsure, float(np.log(safe(_dealt_by_chance(work, 1))).var()))
     alike = episodes_of(np.log(safe(step))[None], len(step), least_variance=unsure, fewest=1, remembers=False)
     slow = alike.slow[0] & alike.significant(COMPUTES.factor)[0]
+    unclear = np.zeros(len(step), np.bool_)
     if uneven:
         shortest = np.nanmin(np.where(np.isfinite(work), work, np.inf), axis=(0, 2))
-        slow &= shortest / safe(lower_median(shortest, axis=0)) - 1 > COMPUTES.shortest_share * (step - 1)
-    return step, alike, np.where(slow, step, 1.0)
+        all_longer = shortest / safe(lower_median(shortest, axis=0)) - 1 > COMPUTES.shortest_share * (step - 1)
+        slow &= all_longer
+        longer = all_longer & (step - 1 >= COMPUTES.factor)
+        unclear = longer & ~slow & (np.log(safe(step)) ** 2 / 2 / safe(unsure) >= needed_nats(len(step)))
+    return step, alike, np.where(slow, step, 1.0), unclear
 
 
 def _dealt_by_chance(work: Floats, axis: int) -> Floats:
@@ -319,19 +351,6 @@ def _dealt_by_chance(work: Floats, axis: int) -> Floats:
         return _typical(work[microbatch, step, (dp_rank + microbatch) % work.shape[2]], (0,))[0]
     turned = (step + microbatch * work.shape[2] + dp_rank) % work.shape[1]
     return _typical(work[microbatch, turned, dp_rank], (0, 2))[0]
-
-
-def _without_long_data(episodes: Episodes, optimizer: Floats) -> Episodes:
-    """The episodes without those of members that now and then have long sequences: their optimizer is not slow then.
-
-    `optimizer`: over that of peers, [members, steps]. Slow throughout, or since or until a step, is no such chance.
-    """
-    steps = episodes.slow.shape[1]
-    scattered = ~episodes.slow.all(axis=1) & (episodes.since == 0) & (episodes.until == steps)
-    series = zip(optimizer, episodes.slow, strict=True)
-    slowness = np.array([np.median(times[slow]) if slow.any() else 1.0 for times, slow in series])
-    of_data = scattered & (slowness - 1 < COMPUTES.optimizer_share * np.expm1(episodes.level))
-    return structs.replace(episodes, nats=np.where(of_data, 0.0, episodes.nats))
 
 
 def uneven_lengths(correlation: float, spread: float) -> bool:

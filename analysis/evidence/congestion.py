@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from tracekit.analysis.evidence.host_code import data_waits_of
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, collectives, embedding_exchanges, transfers
 from tracekit.analysis.evidence.subject import evidence
 from tracekit.analysis.evidence.transfers import (
@@ -26,8 +27,8 @@ from tracekit.analysis.evidence.transfers import (
     traffic_of,
 )
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, median, nan_mean
-from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
+from tracekit.analysis.numeric.statistics import MAD_TO_SIGMA, lower_median, median, nan_mean, safe
+from tracekit.analysis.whatif.interventions import Intervention, Scale, ScaleDelays, Together
 
 
 class CongestionThresholds(Struct, frozen=True):
@@ -265,7 +266,7 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
     `of_transfers`: factors of transfers from another repair.
     """
     job = traffic.job
-    rings: Intervention = Scale(collectives(job), factor[..., None])
+    rings: Intervention = Together((Scale(collectives(job), factor[..., None]), _hosts_as_late(traffic, factor)))
     if not traffic.seconds.size:
         return rings
     if not (factor < 1).any():
@@ -276,6 +277,22 @@ def rings_faster(traffic: Traffic, factor: Floats, of_transfers: Floats | float 
     with np.errstate(invalid="ignore", divide="ignore"):
         waited = np.where(wait & (alone_s < traffic.seconds), alone_s / traffic.seconds, 1.0)
     return Together((rings, Scale(transfers(job), np.minimum(waited, of_transfers))))
+
+
+def _hosts_as_late(traffic: Traffic, factor: Floats) -> Intervention:
+    """First forwards whose data comes after their parameters begin no sooner because these do: the delay of their
+    launch grows by what `factor`, [stages, ops, steps], takes from the gatherings before it.
+    """
+    job, waits = traffic.job, data_waits_of(traffic.job)
+    gathers, _ = traffic.bytes_alike
+    if waits.recorded or not (waits.waits and waits.waits[0].late.any() and gathers.any()):
+        return Together(())
+    late, starts = waits.waits[0], [block.start for block in job.replay.graph.blocks]
+    begin_s, delay_s = (late.ops.gather(of_blocks) for of_blocks in (starts, job.replay.durations.launch_delay))
+    sooner_s = np.cumsum(np.where(gathers[..., None], traffic.rings * (1 - factor), 0.0), axis=1)
+    awaited = np.isclose(begin_s - delay_s, collectives(job).ends(job.replay.graph.blocks), rtol=0.0, atol=NO_TIME_S)
+    sooner_s = np.where(awaited & gathers[..., None, None], sooner_s[..., None], 0.0).max(axis=1, keepdims=True)
+    return ScaleDelays(late.ops, np.where(late.late, 1 + sooner_s / safe(delay_s), 1.0))
 
 
 def shared_anyway_s(traffic: Traffic, factor: Floats) -> Floats:

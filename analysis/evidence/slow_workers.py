@@ -29,6 +29,7 @@ from tracekit.analysis.evidence.compute_profile import (
 from tracekit.analysis.evidence.host_code import launch_delays, run_queue_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing, optimizers
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
+from tracekit.analysis.evidence.slow_optimizers import OPTIMIZERS
 from tracekit.analysis.evidence.subject import Subject, evidence
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
@@ -220,9 +221,9 @@ def slow_machines(job: PipelineSubject) -> Bools:
         return hit
     optimizer = median(optimizer_factor(job), (1,)).min(axis=0) - 1
     # A bad worker among healthy ones has a slow optimizer too, so all stages must have one.
-    machines = hit & (optimizer > COMPUTES.optimizer_share * level)
+    machines = hit & (optimizer > OPTIMIZERS.share * level)
     if machines.any():
-        return np.asarray(machines | (hit & (optimizer > COMPUTES.optimizer_share * np.median(level[machines]))))
+        return np.asarray(machines | (hit & (optimizer > OPTIMIZERS.share * np.median(level[machines]))))
     return np.zeros_like(hit)
 
 
@@ -238,7 +239,7 @@ def _machine_factor(job: PipelineSubject, rank: Floats) -> Floats:
     if level is None or not machines.any():
         return np.ones_like(rank)
     usual = float(lower_median(level[machines], axis=0))
-    for_both_reasons = machines & (level - 1 > (usual - 1) * (1 + 1 / COMPUTES.optimizer_share))
+    for_both_reasons = machines & (level - 1 > (usual - 1) * (1 + 1 / OPTIMIZERS.share))
     return np.asarray(np.where(machines, np.where(for_both_reasons, usual, rank), 1.0))
 
 
@@ -314,7 +315,7 @@ def _slow_without_peers(job: PipelineSubject, profile: ComputeProfile) -> Bools:
     of_kind = of_kind[of_kind.all(axis=1)]
     optimizer = median(optimizer_factor(job), (1,))[None, :, 0]
     parts = np.concatenate([of_kind / of_peers(of_kind, 1), optimizer]) - 1
-    alike = ((parts > COMPUTES.optimizer_share * excess) & (COMPUTES.optimizer_share * parts < excess)).all(axis=0)
+    alike = ((parts > OPTIMIZERS.share * excess) & (OPTIMIZERS.share * parts < excess)).all(axis=0)
     lasting = larger_chunks(job, profile).all(axis=1)
     slow: Bools = (excess > SLOW_WORKERS.stage_excess) & alike & lasting
     return slow[:, None]
@@ -374,8 +375,7 @@ def worker_series(job: PipelineSubject, hit: Bools) -> Floats:
         return np.full(len(job.replay.graph.steps), float(worker_factor(job)[hit].mean()))
     machines = _machine_factor(job, profile.rank_by_step)
     measured = profile.worker_by_step.mean(axis=0) * machines
-    series = np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0)
-    return np.asarray(series)
+    return np.asarray(np.nan_to_num(measured.transpose(0, 2, 1)[hit], nan=1.0).mean(axis=0))
 
 
 class SlowGroup(Struct, frozen=True, eq=False):

@@ -81,12 +81,14 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
     """The transfers and collectives of a job. Slot of a transfer: 2 x link + direction, as in `TransferGrid`.
 
     All members end together, and the last to begin does not wait: so the shortest recorded duration is the transfer
-    time, on any clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `rings`: of each collective over DP
+    time, on any clock. `seconds`: of each transfer, [slots, ops, steps, dp_ranks]; `assumed`: those that only waited
+    for others of their call and are taken to be as fast as usual, same shape; `rings`: of each collective over DP
     ranks, seconds, [stages, ops, steps]; `exchanges`: of the embedding's gradients, seconds, [ops, steps, dp_ranks].
     """
 
     job: PipelineSubject
     seconds: Floats
+    assumed: Bools
     rings: Floats
     exchanges: Floats
 
@@ -218,7 +220,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         gradients is waiting.
         """
         waits = np.zeros(self.rings.shape)
-        gathers, reductions = self._bytes_alike
+        gathers, reductions = self.bytes_alike
         if self.job.all_workers_traced or not (gathers.any() and reductions.any()):
             return waits
         gather_s = median(np.where(gathers[:, :, None], self.rings, np.nan), (1, 2))
@@ -227,7 +229,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
         return np.where(late, beyond, 0.0)
 
     @cached_property
-    def _bytes_alike(self) -> tuple[Bools, Bools]:
+    def bytes_alike(self) -> tuple[Bools, Bools]:
         """Masks of rings that gather parameters, and that reduce gradients of the same size, [stages, ops] each."""
         shape = self.rings.shape[:2]
         gathers, reductions = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
@@ -269,7 +271,7 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             slow_links[slot, :, dp_index] &= fastest > self.limit_s[slot, dp_index]
             sharing_cards[slot, dp_index] = False
             slow_links[slot, :, dp_index] &= not self._only_waits((slot, dp_index), sharing_cards & slow, steps)
-        return slow_links
+        return slow_links & ~self._at_once(slow_links)[:, None]
 
     def _shared(self, slow: Bools) -> Bools:
         """Mask of steps in which all DP ranks' links between two stages are slow, if fast at other times, [slots,
@@ -285,6 +287,18 @@ class Traffic(Struct, frozen=True, eq=False, dict=True):
             for slot in range(len(slow))
         ]
         return np.asarray(together & (sometimes & several)[:, None])
+
+    def _at_once(self, slow: Bools) -> Bools:
+        """Links that are slow in exactly the same steps as one without a host in common, and fast in others, [slots,
+        dp_ranks]: two links do not come and go together, so what lies between their hosts is slow.
+        """
+        together = np.zeros(self.link_s.shape, np.bool_)
+        ends = np.stack([self.hosts_of_flows(side) for side in (SENDING, RECEIVING)])
+        sometimes = slow.any(axis=1) & ~slow.all(axis=1)
+        for slot, dp_index in np.argwhere(sometimes):
+            alike = sometimes & (slow == slow[slot, :, dp_index][:, None]).all(axis=1)
+            together[slot, dp_index] = (alike & ~np.isin(ends, ends[:, slot, dp_index]).any(axis=0)).any()
+        return together
 
     def _only_waits(self, link: tuple[int, int], others: Bools, steps: Bools) -> bool:
         """True if a link is fast where it need not wait for slow transfers of `others`, [slots, dp_ranks]."""
@@ -336,7 +350,7 @@ def traffic_of(job: PipelineSubject) -> Traffic:
     recorded = [block.duration for block in job.replay.graph.blocks]
     return Traffic(
         job,
-        _transfers(job, recorded),
+        *_transfers(job, recorded),
         # A member whose own end of a ring is slow ends after the others; these show how long the ring took.
         np.fmin(
             _shortest(collectives(job).gather(recorded), 3),
@@ -351,15 +365,15 @@ def fewest_of(steps: int) -> int:
     return max(TRAFFIC.fewest_steps, round(TRAFFIC.step_share * steps))
 
 
-def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> Floats:
-    """Seconds of transfers; for transfers in one call with others, without the wait for those."""
+def _transfers(job: PipelineSubject, recorded: Sequence[Floats]) -> tuple[Floats, Bools]:
+    """Seconds of transfers, and a mask of those that waited for others of their call: these without the wait."""
     seconds = transfers(job).gather(recorded)
     blocks = job.replay.graph.blocks
     if not any(block.structure.call is not None for block in blocks):
-        return seconds
+        return seconds, np.zeros(seconds.shape, np.bool_)
     cost = transfers(job).gather(job.replay.durations.cost)
     waited = seconds > TRAFFIC.waited * np.abs(cost) + TRAFFIC.waited_s
-    return np.where(waited, np.maximum(cost, 0.0), seconds)
+    return np.where(waited, np.maximum(cost, 0.0), seconds), waited
 
 
 def _shortest(seconds: Floats, axis: int) -> Floats:
@@ -436,14 +450,15 @@ def _cards_of_slow_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, Slo
 
 def _level(traffic: Traffic, flows: Bools, steps: Bools) -> tuple[float, float]:
     """Transfer time over the usual in these steps on the fastest of these links, on average and of its faster
-    transfers; 1 if there are none.
+    transfers; 1 if there are none. What waited for others of its call shows no speed.
     """
     factor = traffic.factor.transpose(1, 0, 2)[steps][:, flows]
     if not factor.size:
         return 1.0, 1.0
-    seconds = traffic.seconds.transpose(0, 3, 1, 2)[flows][..., steps]
-    faster = lower_quantile(seconds.reshape(len(seconds), -1), 1, TRAFFIC.faster_share) / traffic.usual_s[flows]
-    return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(faster.min()), NO_TIME_S)
+    seconds, assumed = (ops.transpose(0, 3, 1, 2)[flows][..., steps] for ops in (traffic.seconds, traffic.assumed))
+    measured = np.where(assumed, np.nan, seconds)
+    faster = lower_quantile(measured.reshape(len(measured), -1), 1, TRAFFIC.faster_share) / traffic.usual_s[flows]
+    return max(float(factor.mean(axis=0).min()), NO_TIME_S), max(float(np.nan_to_num(faster, nan=1.0).min()), NO_TIME_S)
 
 
 def _cards_without_rings(traffic: Traffic, side: str) -> Iterator[tuple[int, SlowCard]]:

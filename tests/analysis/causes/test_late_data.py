@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import polars as pl
 import pytest
 
+import tracekit
 from tests.analysis.causes.corpus import found_in
 from tests.handmade import frame
 from tracekit.report.finding import Place
@@ -87,3 +88,21 @@ def test_data_that_is_late_on_changing_ranks_is_late_on_all(late, ranks):
     cause = late_in(late, ranks)
     assert cause.where == Place()
     assert cause.saved_s == pytest.approx(0.5 - 0.001)
+
+
+@pytest.mark.parametrize("busy", [range(STEPS), (3, 6, 9)])
+def test_ranks_that_seem_to_wait_for_data_as_long_as_one_works_may_wait_for_that_rank(busy):
+    """Rank 0 works for 0.3 s, and nobody computes before; neither loading nor a barrier was recorded."""
+
+    def lane(rank: int, work_s: float):
+        work = ((0, "host-delay", 0, None, 0.0, work_s),) if work_s and rank == 0 else ()
+        return (
+            *work,
+            (0, "forward-compute", 0, 0, work_s, work_s + 0.2),
+            (0, "backward-compute", 0, 0, work_s + 0.2, work_s + 0.6),
+            (0, "all-reduce", 0, None, work_s + 0.6, work_s + 0.61),
+        )
+
+    parts = [frame({rank: lane(rank, 0.3 * (step in busy)) for rank in range(4)}, [step]) for step in range(STEPS)]
+    trace = Trace.from_frame(pl.concat(parts), Layout(dp=4, pp=1, world_size=4), name="by hand")
+    assert not tracekit.job_of(trace).whatif().trust.trustworthy

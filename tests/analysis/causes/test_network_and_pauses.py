@@ -86,6 +86,14 @@ class TestPosting:
         assert (found.kind, found.where.host) == ("slow-nic", "host-0001")
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.01 * mean_step_s(slow))
 
+    def test_transfers_that_wait_for_others_of_their_call_do_not_clear_a_slow_card(self):
+        """Of two links into host 1, one has a quarter of transfers that end with a longer one of the same call."""
+        slow = draw_job(881000, "nic-receiving-bursts")
+        (cause,) = slow.causes
+        (found,) = named(slow)
+        assert (found.kind, found.where.host) == ("slow-nic", "host-0001")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.01 * mean_step_s(slow))
+
     def test_the_published_method_keeps_its_own_rule(self):
         cause = SlowLink(0, 1, 12.0, Way.FORWARD)
         slow = job(cause)
@@ -159,6 +167,18 @@ class TestNetwork:
         assert found.time.slow_steps == tuple(range(FIRST_STEP + 5, FIRST_STEP + 9))
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
 
+    def test_links_without_a_host_in_common_that_are_slow_in_the_same_steps_are_one_uplink(self):
+        """Of three DP ranks, one crosses it between the first two stages, the others between the next."""
+        cause = BusyUplink(0.07, When(since=5, until=9))
+        slow = job(cause, shape=Shape(dp=3, pp=3, microbatches=8, steps=15))
+        (found,) = named(slow)
+        assert (found.kind, str(found.where)) == ("congestion", "whole job")
+        assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+    def test_two_links_that_are_always_slow_are_two_slow_links(self):
+        slow = job(SlowLink(0, 0, 12.0), SlowLink(2, 1, 12.0), shape=Shape(dp=4, pp=4, microbatches=8, steps=10))
+        assert {found.kind for found in named(slow)} == {"slow-p2p-link"}
+
     def test_links_between_hosts_are_slower_than_those_within_and_nobody_is_to_blame(self):
         """Two stages share a host: four of seven links are NVLink."""
         network = replace(BUSY, nvlink=9 * BUSY.nic, activation_bytes=200e6)
@@ -223,6 +243,13 @@ class TestHost:
         assert found.kind == "slow-optimizer"
         assert [(worker.dp_rank, worker.pp_rank) for worker in found.where.workers] == [(1, stage)]
         assert found.saved_s == pytest.approx(costs(slow, cause), abs=0.005 * mean_step_s(slow))
+
+    def test_half_the_bytes_gather_parameters_no_sooner_than_late_data_comes(self):
+        """Gradients are reduced sooner; forwards still wait for data."""
+        late = job(LateData(1, 0.2), shape=Shape(dp=4, pp=2, microbatches=8, steps=8))
+        (halved,) = [fix for fix in report(late).fixes if fix.kind == "compress-dp-communication"]
+        saved_s = mean_step_s(late) - mean_step_s(replace(late, dp_bytes=0.5))
+        assert halved.saved_s == pytest.approx(saved_s, abs=0.001 * mean_step_s(late))
 
     def test_a_host_that_is_late_with_every_launch_is_not_late_with_its_data(self):
         cause = SlowHostThread(frozenset({(1, 0)}), 0.04)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 
-from judges.eventsim.causes import Part, Rise, SlowWorkers, When
+import tracekit
+from judges.eventsim.causes import Part, Rise, SlowSteps, SlowWorkers, When
 from judges.eventsim.model import Job, Noise, Shape
+from judges.eventsim.run import simulate
 from judges.eventsim.truth import mean_step_s, truths
 from judges.eventsim.uneven import Lengths, UnequalSequences
 from judges.judging import judge
@@ -103,3 +108,65 @@ class TestLongSequences:
         judged = judge(slow, tuple(truths(slow)), report(slow).to_dict())
         (fix,) = [fix for fix in judged.fixes if fix.kind == "balance-sequences"]
         assert abs(fix.priced_s - fix.truth_s) < LARGEST_PRICE_ERROR * mean_step_s(slow)
+
+    def test_long_ones_since_a_step_are_sequences_if_the_optimizer_is_as_fast_as_before(self) -> None:
+        """Three stretches of four steps: one DP rank gets the longest sequences in the last two."""
+        uneven = UnequalSequences(6, packed=False, sigma=0.5, documents=1, lengths=Lengths.PARETO, shards=4)
+        slow = job(uneven, shape=Shape(dp=4, pp=1, microbatches=16, steps=12))
+        (found,) = named(slow)
+        assert found.kind == "sequence-length-imbalance"
+        assert abs(found.saved_s - costs(slow, uneven)) < LARGEST_PRICE_ERROR * mean_step_s(slow)
+
+    def test_long_ones_throughout_may_be_a_slower_machine_so_the_report_is_not_trusted(self) -> None:
+        """One DP rank gets the longest sequences in both stretches."""
+        uneven = UnequalSequences(1, packed=False, sigma=0.5, documents=1, lengths=Lengths.PARETO, shards=4)
+        trust = report(job(uneven, shape=Shape(dp=4, pp=1, microbatches=16, steps=8))).trust
+        assert not trust.trustworthy
+        assert "(3,0)" in trust.reasons[0]
+
+    @pytest.mark.parametrize("cell", [(0, 0), (1, 1), (0, 1)])
+    def test_of_two_stages_on_two_dp_ranks_the_optimizers_show_which_worker_is_slow(
+        self, cell: tuple[int, int]
+    ) -> None:
+        """The diagonally opposite worker would explain the computes as well, and so would a stage with more work."""
+        uneven, slow = UnequalSequences(0, packed=False, sigma=0.6, documents=1), SlowWorkers(frozenset({cell}), 1.5)
+        both = job(uneven, slow, shape=Shape(dp=2, pp=2, microbatches=8, steps=10))
+        assert places(both) == {
+            ("sequence-length-imbalance", "whole job"),
+            ("bad-worker", f"worker ({cell[0]},{cell[1]})"),
+        }
+        for found in named(both):
+            cause = slow if found.kind == "bad-worker" else uneven
+            assert abs(found.saved_s - costs(both, cause)) < LARGEST_PRICE_ERROR * mean_step_s(both)
+
+    def test_without_optimizers_nobody_knows_which_one_it_is(self) -> None:
+        uneven = UnequalSequences(0, packed=False, sigma=0.6, documents=1)
+        slow = SlowWorkers(frozenset({(0, 0)}), 1.5)
+        trace = simulate(job(uneven, slow, shape=Shape(dp=2, pp=2, microbatches=8, steps=10))).trace
+        without = replace(trace, ops=trace.ops.filter(pl.col("kind") != "optimizer"))
+        trust = tracekit.job_of(without).whatif().trust
+        assert not trust.trustworthy
+        assert "(0,0) and (1,1)" in trust.reasons[0]
+
+    def test_a_slower_half_whose_computes_hide_among_them_shows_in_its_optimizers(self) -> None:
+        shape = Shape(dp=4, pp=4, microbatches=8, steps=10)
+        uneven = UnequalSequences(0, packed=False, sigma=0.8)
+        half = SlowWorkers(frozenset(cell for cell in shape.cells if cell[0] < 2), 1.12)
+        both = job(uneven, half, shape=shape)
+        assert places(both) == {("sequence-length-imbalance", "whole job"), ("slow-rank-group", "dp 0 1")}
+        (found,) = [cause for cause in named(both) if cause.kind == "slow-rank-group"]
+        assert abs(found.saved_s - costs(both, half)) < LARGEST_PRICE_ERROR * mean_step_s(both)
+
+    def test_a_slow_optimizer_alone_makes_no_machine_slow_among_them(self) -> None:
+        shape = Shape(dp=4, pp=4, microbatches=8, steps=10)
+        slow = SlowWorkers(frozenset(cell for cell in shape.cells if cell[0] < 2), 1.5, part=Part.OPTIMIZER)
+        found = {kind for kind, _ in places(job(UnequalSequences(0, packed=False, sigma=0.8), slow, shape=shape))}
+        assert not found & {"slow-rank-group", "bad-worker", "slow-host"}
+
+    def test_two_long_steps_among_few_may_be_machines_or_sequences_so_the_report_is_not_trusted(self) -> None:
+        shape = Shape(dp=4, pp=2, microbatches=12, steps=8)
+        uneven = UnequalSequences(1, packed=False, sigma=0.8)
+        assert report(job(uneven, shape=shape)).trust.trustworthy
+        trust = report(job(uneven, SlowSteps(1.5, When(since=6)), shape=shape)).trust
+        assert not trust.trustworthy
+        assert "steps 106 to 107" in trust.reasons[0]
