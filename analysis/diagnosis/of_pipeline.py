@@ -132,7 +132,18 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         slower = -self.job.attribution.discrepancy
         if slower > LARGEST_DISCREPANCY:
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-        return next(iter(doubts_of(causes)), None)
+        return next(iter(self._doubts(causes)), None)
+
+    def _doubts(self, causes: Sequence[Cause]) -> tuple[str, ...]:
+        """Why a report with these causes cannot be trusted, however well the replay fits."""
+        profile, doubts = self.job.profile, doubts_of(causes)
+        if profile is None or not profile.unclear.any():
+            return doubts
+        where = f" of stage {int(np.flatnonzero(profile.unclear)[0])}" if self.job.stages > 1 else ""
+        return (
+            *doubts,
+            f"workers{where} are slow in turn, and nearly always: too few steps show how fast they are; record more",
+        )
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution
@@ -172,7 +183,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
                 if gaps_are_the_host or cause.one_off or detector_of(cause.kind).explains_delays
             )
             trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
-        if doubts := doubts_of(causes):
+        if doubts := self._doubts(causes):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust
 
