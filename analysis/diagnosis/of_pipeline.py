@@ -52,7 +52,7 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
-from tracekit.report.conclusions import Patterns
+from tracekit.report.conclusions import Patterns, shared_s
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
@@ -60,6 +60,8 @@ from tracekit.trace.facts import Fact
 COMMUNICATION_BOUND_SHARE = 0.3
 #: The job as S sees it.
 _PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
+#: Kinds of loss share time if it is more than this of what all cost: what rounding leaves.
+LEAST_SHARED = 1e-9
 #: Causes explain S if they cost at least this share of what stragglers cost.
 EXPLAINED_SHARE = 0.5
 #: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
@@ -154,6 +156,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             losses = [*_exposed_communication(job), *losses]
             lost_s = _lost_s(losses, recovered_s)
         kind, headline_s, sentence = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
+        losses = _sharing(losses, lost_s)
         of_kind = losses[:1] if kind is LossKind.MINOR else losses
         rest = rest_words(job, parts) or ""
         one_offs = [cause for cause in causes if cause.one_off]  # they may hide each other
@@ -262,6 +265,19 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
         losses,
         key=lambda loss: (returns and _seen_in_few_steps(loss), -weight_s[loss.kind], -loss.lost_s),
     )
+
+
+def _sharing(losses: Sequence[LossWithCauses], lost_s: float) -> list[LossWithCauses]:
+    """The losses with their shares of the time that several kinds of them cost."""
+    causes = [(loss.kind, cause.saved_s, cause.alone_s) for loss in losses for cause in loss.causes]
+    shares_s, rests_s = shared_s(lost_s, {loss.kind: loss.lost_s for loss in losses}, causes)
+    shared = []
+    for loss in losses:
+        of_kind_s = sum(share for share, (of, *_) in zip(shares_s, causes, strict=True) if of is loss.kind)
+        of_kind_s += rests_s[loss.kind]
+        shares = len(losses) > 1 and abs(of_kind_s - loss.lost_s) > LEAST_SHARED * lost_s
+        shared.append(replace(loss, lost_s=of_kind_s, alone_s=loss.lost_s) if shares else loss)
+    return shared
 
 
 def _seen_in_few_steps(loss: LossWithCauses) -> bool:
