@@ -138,7 +138,7 @@ class SlowHosts(Detector):
 
     Paper: M_W counts workers, whatever their host; no signature. tracekit groups slow workers by the host of their
     rank, because the check and the repair differ. It needs two traced workers on the host, 70 % of them slow: of eight,
-    one may not be busy enough to show it.
+    one may not be busy enough to show it. Those that are slow at times are so in the same steps.
     """
 
     kind = "slow-host"

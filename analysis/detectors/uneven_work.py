@@ -47,7 +47,7 @@ class StageImbalance(Detector):
     Paper: M_S, the share of the loss saved by idealising the last stage; above 0.5 the last stage explains most of it.
     tracekit does not clamp M_S (idealising also lengthens the faster stages, so it can exceed 1), looks at every stage,
     not only the last, and compares the median DP rank of each step, so that no slow worker affects its stage, nor do
-    two that are slow in turn. A model chunk that has more work than the other chunks of its stage is named alone. If
+    those that are slow in turn. A model chunk that has more work than the other chunks of its stage is named alone. If
     microbatches differ, the work that is equal for all of them (a loss per token) and the work that follows the layers
     are fitted separately, and the price is that of a stage that follows its microbatches as the usual one does. 6 %:
     one layer more than the 16 layers of the other stages.

@@ -63,13 +63,15 @@ class Diagnosis(Struct, frozen=True, eq=False):
 class LossWithCauses(Struct, frozen=True, eq=False):
     """The cost of one kind of loss, seconds of the mean step, and its causes in the order in which to address them.
 
-    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause.
+    `explained_s`: the part of `lost_s` that goes when these causes go; the rest has no known cause. `alone_s`: what it
+    costs by itself, None if it shares no time with other kinds.
     """
 
     kind: LossKind
     lost_s: float
     causes: tuple[Cause, ...]
     explained_s: float
+    alone_s: float | None = None
 
 
 class NamedLoss(Struct, frozen=True, eq=False):
@@ -287,7 +289,13 @@ def verdict_of(
         sentence=headline.sentence,
         confidence=None if leading is None else leading.confidence,
         losses=[
-            Loss(loss.kind, loss.lost_s, [causes.index(cause) for cause in loss.causes], loss.explained_s)
+            Loss(
+                loss.kind,
+                loss.lost_s,
+                [causes.index(cause) for cause in loss.causes],
+                loss.explained_s,
+                UNSET if loss.alone_s is None else loss.alone_s,
+            )
             for loss in headline.losses
         ],
         parts=LossParts(parts.lost_s, parts.explained_s, parts.noise_s, parts.unexplained_s, parts.error_s),

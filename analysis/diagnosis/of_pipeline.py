@@ -44,12 +44,14 @@ from tracekit.analysis.whatif.interventions import (
 from tracekit.analysis.whatif.selection import communication
 from tracekit.analysis.whatif.selection import kind as kind_of
 from tracekit.base.text import main_clause, seconds
-from tracekit.report.conclusions import Patterns
+from tracekit.report.conclusions import Patterns, shared_s
 from tracekit.report.finding import LossKind
 from tracekit.trace.facts import Fact
 
 #: The job as S sees it.
 _PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
+#: Kinds of loss share time if it is more than this of what all cost: what rounding leaves.
+LEAST_SHARED = 1e-9
 #: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
 _WENT_TO = {
     LossKind.INPUT: "are spent waiting for data",
@@ -120,7 +122,11 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         slower = -self.job.attribution.discrepancy
         if slower > VERDICT.largest_discrepancy:
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-        return next(iter(doubts_of(causes)), None)
+        return next(iter(self._doubts(causes)), None)
+
+    def _doubts(self, causes: Sequence[Cause]) -> tuple[str, ...]:
+        """Why a report with these causes cannot be trusted, however well the replay fits."""
+        return *doubts_of(causes), *_unclear(self.job, causes)
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution
@@ -131,6 +137,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
             losses = [*_exposed_communication(job), *losses]
             lost_s = _lost_s(losses, recovered_s)
         kind, headline_s, sentence = _named(job, losses, lost_s, float(recovered_s.mean()), parts)
+        losses = _sharing(losses, lost_s)
         of_kind = losses[:1] if kind is LossKind.MINOR else losses
         rest = rest_words(job, parts) or ""
         one_offs = [cause for cause in causes if cause.one_off]  # they may hide each other
@@ -160,7 +167,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
                 if gaps_are_the_host or cause.one_off or detector_of(cause.kind).explains_delays
             )
             trust = job.attribution.trust_given(delay_share_without(job, changes_of(explain)))
-        if doubts := (*doubts_of(causes), *_unclear(job, causes)):
+        if doubts := self._doubts(causes):
             return structs.replace(trust, trustworthy=False, reasons=(*trust.reasons, *doubts))
         return trust
 
@@ -199,6 +206,9 @@ def _unclear(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[str]:
         yield f"one of the workers {workers} computes slower, and microbatches of unequal cost hide which one"
     elif workers:
         yield f"the computes of {workers} take longer, the optimizer does not: longer sequences or a slower machine"
+    if profile.unclear_stages.any():
+        where = f" of stage {int(np.flatnonzero(profile.unclear_stages)[0])}" if job.stages > 1 else ""
+        yield f"workers{where} are slow in turn, and nearly always: too few steps show how fast they are; record more"
     if profile.unclear_steps.any():
         steps = steps_words([int(job.steps[index]) for index in np.flatnonzero(profile.unclear_steps)])
         yield f"in {steps} all computes take longer: longer sequences or slower machines"
@@ -260,6 +270,19 @@ def _losses(job: PipelineSubject, causes: Sequence[Cause], recovered_s: Floats, 
         losses,
         key=lambda loss: (returns and _seen_in_few_steps(loss), -weight_s[loss.kind], -loss.lost_s),
     )
+
+
+def _sharing(losses: Sequence[LossWithCauses], lost_s: float) -> list[LossWithCauses]:
+    """The losses with their shares of the time that several kinds of them cost."""
+    causes = [(loss.kind, cause.saved_s, cause.alone_s) for loss in losses for cause in loss.causes]
+    shares_s, rests_s = shared_s(lost_s, {loss.kind: loss.lost_s for loss in losses}, causes)
+    shared = []
+    for loss in losses:
+        of_kind_s = sum(share for share, (of, *_) in zip(shares_s, causes, strict=True) if of is loss.kind)
+        of_kind_s += rests_s[loss.kind]
+        shares = len(losses) > 1 and abs(of_kind_s - loss.lost_s) > LEAST_SHARED * lost_s
+        shared.append(replace(loss, lost_s=of_kind_s, alone_s=loss.lost_s) if shares else loss)
+    return shared
 
 
 def _seen_in_few_steps(loss: LossWithCauses) -> bool:

@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling, needed_nats
 from tracekit.analysis.evidence.slow_optimizers import of_long_data, slow_in_square, told_by_optimizers
+from tracekit.analysis.evidence.turns import quiet_level, unclear_turns, usual_worker
 from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import (
@@ -78,6 +79,8 @@ class ComputeThresholds(Struct, frozen=True):
 COMPUTES = ComputeThresholds()
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
+#: With fewer stages, long sequences of a DP rank cannot be told from the other stage's quiet steps.
+FEWEST_STAGES = 3
 
 
 class ComputeProfile(Struct, frozen=True, eq=False):
@@ -99,7 +102,8 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     relative; both 0 in a job with one kind, and where lengths cannot be told from the speed of shared cores.
 
     `unclear_workers` [stages, dp_ranks], `unclear_steps` [steps]: masks of those of which one computes slower, or whose
-    microbatches are longer: nothing recorded tells which.
+    microbatches are longer: nothing recorded tells which. `unclear_stages`: stages of which workers seem to be slow in
+    turn, but so often that nothing shows how fast they are, [stages].
 
     `core_pace`: on shared cores, that of each worker over that of peers while it does other kinds of work, [kinds,
     stages, steps, dp_ranks]; else None.
@@ -124,6 +128,7 @@ class ComputeProfile(Struct, frozen=True, eq=False):
     length_spread: float
     unclear_workers: Bools
     unclear_steps: Bools
+    unclear_stages: Bools
     core_pace: Floats | None
 
     @property
@@ -165,7 +170,9 @@ def profile_computes(
     told_apart = bool((slow > 1).any())
     if told_apart:
         grid = grid / slow[:, :, None, None]
-    base = _usual(grid)
+    # On shared cores, workers are slow in turn because of what runs beside them.
+    own_cores = other_work_s is None
+    base = _usual(grid, own_cores)
     relative = grid / safe(base)[:, :, :, None, None, None]
     position = position_factor(relative)
     if (position != 1).any():
@@ -181,34 +188,43 @@ def profile_computes(
     tells_lengths = other_work_s is None or grid.shape[3] >= COMPUTES.fewest_places
     correlation, spread = _length_signature(relative, np.zeros(1, np.bool_)) if tells_lengths else (0.0, 0.0)
     uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
-    model = _Model(base, elastic, position, work, uneven, tells_lengths)
+    turns, unclear_stages = np.full(grid.shape[1], own_cores), np.zeros(grid.shape[1], np.bool_)
+    if own_cores and not uneven:
+        cells = median(grid, (3,))
+        unclear_stages = np.asarray(unclear_turns(cells).any(axis=(0, 2)))
+    elif own_cores and grid.shape[1] < FEWEST_STAGES:
+        turns = np.asarray(np.isfinite(quiet_level(median(grid, (3,)))).any(axis=(0, 2, 3)))
+    model = _Model(base, elastic, position, work, turns, unclear_stages, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
-        model = structs.replace(model, base=base * _usual(alike))
+        model = structs.replace(model, base=base * _usual(alike, turns[:, None]))
     beyond = median(alike, (2, 3)) * slow
     del relative, alike, grid
     return _factors(table.grid, model, beyond, optimizer, other_work_s, alike=square and not told_apart)
 
 
-def _usual(cells: Floats) -> Floats:
+def _usual(cells: Floats, turns: Bools | bool = True) -> Floats:
     """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks].
 
     First in each step: of workers that are slow in turn, each would be slow in the usual one of its own steps.
     """
-    return median(lower_median(median(cells, (3,)), axis=-1), (3,))
+    return median(usual_worker(median(cells, (3,)), turns), (3,))
 
 
 class _Model(Struct, frozen=True, eq=False):
     """The factors found before workers are compared; see `ComputeProfile`.
 
-    `uneven`: sequence lengths differ. `tells_lengths`: whether the trace can show that.
+    `turns`: the stages of which workers may be slow in turn, [stages]; `unclear_stages`: as of the profile. `uneven`:
+    sequence lengths differ. `tells_lengths`: whether the trace can show that.
     """
 
     base: Floats
     elasticity: Floats
     position: Floats
     workload: Floats
+    turns: Bools
+    unclear_stages: Bools
     uneven: bool
     tells_lengths: bool
 
@@ -237,26 +253,26 @@ def _factors(
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
     rank, rank_error = _typical(work, (0,))
-    rank_log = _beside_peers(rank)
+    rank_log = _beside_peers(rank, other_work_s is None and not model.uneven)
     # Even if the steps of a short trace look alike, the quartile of a few microbatches is no more precise than this.
     unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
     if model.uneven:
         beside_rank = work / safe(_typical(work, (0, 1))[0])  # a slow DP rank is no chance
-        unsure = max(unsure, float(_beside_peers(_dealt_by_chance(beside_rank, 2)).var()))
+        unsure = max(unsure, float(_beside_peers(_dealt_by_chance(beside_rank, 2), False).var()))
     ranks = episodes_of(rank_log.T, dp_ranks, least_variance=unsure)
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
-    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)))
+    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)), model.turns)
     if stages > 1:
         unsure = float(ranks.noise.variance.mean()) if alike else 0.0
-    by_kind = _beside_peers(by_step)
+    by_kind = _beside_peers(by_step, model.turns)
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
     share = seconds / safe(seconds.sum(axis=0))
     over_peers = None
     if other_work_s is not None and dp_ranks > 1:
-        over_peers = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s), np.nan)])
+        over_peers = np.concatenate([by_kind, np.where(other_work_s > 0, _beside_peers(other_work_s, False), np.nan)])
         by_kind = by_kind - core_pace(over_peers)[: len(by_kind)]
         all_kinds = np.log1p((share * np.expm1(by_kind)).sum(axis=0))
     views = [all_kinds, *np.log1p(share * np.expm1(by_kind))]
@@ -297,6 +313,7 @@ def _factors(
     signature = grid / safe(usual_s)[..., None, None]
     correlation, spread = _length_signature(signature, paused) if model.tells_lengths else (0.0, 0.0)
     return ComputeProfile(
+        unclear_stages=model.unclear_stages,
         base_s=model.base * (1 + model.elasticity * (float(median(work, (0, 1, 2))) - 1)),
         elasticity=model.elasticity,
         position=model.position,
@@ -358,17 +375,26 @@ def uneven_lengths(correlation: float, spread: float) -> bool:
     return correlation >= COMPUTES.correlation and spread >= COMPUTES.length_spread
 
 
-def _beside_peers(values: Floats) -> Floats:
+def _beside_peers(values: Floats, turns: Bools | bool = True) -> Floats:
     """Log of values over those of the peers that are not slow in that step, [..., steps, dp_ranks]; 0 without peers.
 
-    The first pass uses the lower median of all; the second pass leaves out what exceeds that median, and the members
-    that do so on average if there are several: half of them would shift the mean, but hide in the noise of one step.
+    `turns`: as of `quiet_level`.
     """
     logs = np.log(safe(values))
     logs[~np.isfinite(values)] = np.nan
     if values.shape[-1] < 2:
         return np.zeros_like(logs)
-    if values.shape[-1] == 2:  # with two workers, each has one peer
+    quiet = quiet_level(values, turns)[..., None]
+    return np.where(np.isnan(quiet), _beside_most(logs), logs - np.log(safe(quiet)))
+
+
+def _beside_most(logs: Floats) -> Floats:
+    """Logs less those of the peers that are not slow in that step, if most are not.
+
+    The first pass uses the lower median of all; the second pass leaves out what exceeds that median, and the members
+    that do so on average if there are several: half of them would shift the mean, but hide in the noise of one step.
+    """
+    if logs.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
     distance, cut = _beside_usual(logs)
     far = np.abs(distance) > cut

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, profile_computes
 from tracekit.analysis.evidence.off_cpu import WAITS, Lockstep, without_core_waits
 from tracekit.analysis.evidence.significance import needed_nats
+from tracekit.analysis.evidence.turns import usual_worker
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import (
@@ -156,7 +157,11 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         if grid.empty:
             return None
         cost = np.nansum(grid.gather(self.costs), axis=1)
-        peers = lower_median(cost, axis=2)[..., None] if cost.shape[2] > 1 else lower_median(cost, axis=0)[None]
+        peers = (
+            usual_worker(cost, not self.on_shared_cores)[..., None]
+            if cost.shape[2] > 1
+            else lower_median(cost, axis=0)[None]
+        )
         return np.where(cost > 0, cost / safe(peers), 1.0)
 
     @cached_property

@@ -31,6 +31,7 @@ from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computi
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
 from tracekit.analysis.evidence.slow_optimizers import OPTIMIZERS
 from tracekit.analysis.evidence.subject import Subject, evidence
+from tracekit.analysis.evidence.turns import together
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together
@@ -428,18 +429,16 @@ def _one_factor(job: PipelineSubject, hit: Bools) -> bool:
 
 
 def _hosts(job: PipelineSubject, slow: Bools) -> Iterator[SlowGroup]:
-    """Hosts with at least two traced workers, most of them slow. A job's only host has no peers, so it is not one."""
-    hosts: dict[str, list[tuple[int, int]]] = {}
-    for dp_index, dp_rank in enumerate(job.dp_ranks):
-        for stage in range(job.stages):
-            host = job.hosts.get(Worker(dp_rank, stage))
-            if host is not None:
-                hosts.setdefault(host, []).append((stage, dp_index))
-    for host, cells in hosts.items():
-        hit = np.zeros_like(slow)
-        hit[tuple(np.array(cells).T)] = True
-        if len(cells) >= 2 and not hit.all() and (slow & hit).sum() >= max(2, SLOW_WORKERS.host_share * len(cells)):
-            yield SlowGroup(slow & hit, host=host)
+    """Hosts with at least two traced workers, most of them slow, in the same steps. A job's only host has no peers."""
+    by_step = np.asarray((slow_factor(job) > 1).any(axis=0)).transpose(1, 0, 2)
+    hosts: dict[str, list[Worker]] = {}
+    for worker, host in sorted(job.hosts.items()):
+        hosts.setdefault(host, []).append(worker)
+    for host, workers in hosts.items():
+        hit = job.cells_of(workers)
+        of_host, fewest = slow & hit, max(2, SLOW_WORKERS.host_share * len(workers))
+        if not hit.all() and of_host.sum() >= fewest and together(by_step[:, of_host]):
+            yield SlowGroup(of_host, host=host)
 
 
 class Wander(Struct, frozen=True, eq=False):

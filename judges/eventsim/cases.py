@@ -111,6 +111,8 @@ CASES: dict[str, Case] = {
     "P18": _live(recipes.sleep_before_backward),
     "P19": Case((), shapes=((2, 1, 1, 4),), steps=(16, 40), host=Host.IN_STEP, finish=recipes.busy_cores),
     "bad-worker": Case((recipes.bad_worker(1.5),)),
+    "in-turn": Case(steps=(16, 40), finish=recipes.in_turn),
+    "in-turn-lengths": Case((uneven_recipes.odd_sequences(),), steps=(16, 40), finish=recipes.in_turn),
     "slow-backward": Case((recipes.slow_backward,)),
     "slow-host": Case((recipes.slow_host,), shapes=SHARED_HOSTS),
     "sequences": Case((recipes.unequal_sequences,), shapes=ANY),

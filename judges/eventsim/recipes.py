@@ -121,6 +121,16 @@ def slow_backward(rng: Rng, job: Job) -> Cause:
     return SlowWorkers(frozenset({_cell(rng, job)}), _about(rng, 1.5), part=Part.BACKWARD)
 
 
+def in_turn(rng: Rng, job: Job) -> Job:
+    """Two or more workers of one stage, up to all of them, that are each slow in a share of the steps at random."""
+    stage, factor = int(rng.integers(job.shape.pp)), float(rng.uniform(1.25, 1.7))
+    share, slow = float(rng.choice([0.3, 0.5, 0.6, 0.75])), int(rng.integers(2, job.shape.dp + 1))
+    ranks = rng.permutation(job.shape.dp)[:slow].tolist()
+    times = [When(burst=share, burst_steps=1, seed=_seed(rng)) for _ in ranks]
+    causes = (SlowWorkers(frozenset({(dp, stage)}), factor, when) for dp, when in zip(ranks, times, strict=True))
+    return replace(job, causes=(*job.causes, *causes))
+
+
 def slow_optimizer(rng: Rng, job: Job) -> Cause:
     """An optimizer that takes 8 to 20 % of a step longer."""
     factor = 1 + float(rng.uniform(0.08, 0.2)) * step_s(job) / job.compute.optimizer_s

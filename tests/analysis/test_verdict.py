@@ -10,6 +10,8 @@ import pytest
 from msgspec import structs
 
 from judges.eventsim.cases import draw_job
+from judges.eventsim.causes import LateData, SlowWorkers
+from judges.eventsim.model import Job, Shape
 from judges.eventsim.run import simulate
 from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
@@ -18,6 +20,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.text import main_clause
+from tracekit.costs.of_report import costs_of
 from tracekit.report.conclusions import Verdict
 from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
@@ -205,7 +208,7 @@ def test_what_pauses_cost_beside_a_slow_worker_is_not_the_worker_s():
     (stragglers,) = (loss for loss in report.verdict.losses if loss.kind is LossKind.STRAGGLER)
     straggling = report.step_time_s.original - report.step_time_s.ideal
     assert worker.saved_s < worker.alone_s < 0.8 * straggling
-    assert stragglers.lost_s == pytest.approx(worker.alone_s)
+    assert stragglers.alone_s == pytest.approx(worker.alone_s)
     assert report.verdict.kind is LossKind.STALLS
     assert report.verdict.lost_s > stragglers.lost_s
     (other,) = report.answer.others
@@ -269,7 +272,7 @@ def test_a_checkpoint_of_rank_0_is_named_first_and_no_part_of_what_stragglers_co
     scatter = report_of(
         of_steps([[[op for op in program if op[0] != "checkpoint"] for program in one] for one in steps])
     )
-    assert stragglers.lost_s == pytest.approx(scatter.verdict.lost_s, rel=1e-9)
+    assert stragglers.alone_s == pytest.approx(scatter.verdict.lost_s, rel=1e-9)
     assert not report.answer.culprits
 
 
@@ -280,3 +283,22 @@ def test_what_a_cause_explains_is_not_told_again_as_noise() -> None:
     report = PipelineJob(synthesize(spec)).whatif()
     assert {cause.kind for cause in report.findings} == {"sequence-length-imbalance", "bad-worker"}
     assert "noise" not in report.answer.headline
+
+
+def test_kinds_of_loss_that_share_time_have_their_shares_of_it():
+    """A slow worker, and data that is late on another DP rank: each hides a part of what the other costs."""
+    causes = (SlowWorkers(frozenset({(0, 1)}), 1.5), LateData(7, 0.3, frozenset({1})))
+    job = Job(shape=Shape(dp=2, pp=2, microbatches=4, steps=8), causes=causes)
+    report = report_of(simulate(job).trace)
+    straggler, late = sorted(report.verdict.losses, key=lambda loss: loss.kind is LossKind.INPUT)
+    assert {straggler.kind, late.kind} == {LossKind.STRAGGLER, LossKind.INPUT}
+    assert straggler.lost_s + late.lost_s == pytest.approx(report.verdict.lost_s)
+    # Each has half of what it costs beside the other and half of what it costs once the other is gone.
+    for loss in report.verdict.losses:
+        (cause,) = [report.findings[place] for place in loss.causes]
+        assert loss.lost_s == pytest.approx((cause.saved_s + cause.alone_s) / 2, rel=0.02)
+        assert loss.alone_s != pytest.approx(loss.lost_s, rel=0.02)
+    billed = costs_of(report)
+    for loss in report.verdict.losses:
+        of_kind = [each for each in billed.losses if each.kind is loss.kind]
+        assert sum(each.seconds + each.planned_s for each in of_kind) == pytest.approx(loss.lost_s)

@@ -12,12 +12,13 @@ from statistics import median
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.costs.claimed import ALL, LEAST_S, USEFUL, BillPart, Claim, ClaimedCosts, PlacedLoss
-from tracekit.report.conclusions import UNEXPLAINED, Finding
+from tracekit.report.conclusions import UNEXPLAINED, Finding, shared_s
 from tracekit.report.finding import OF_POST_TRAINING, LossKind
 from tracekit.report.hardware import GpuInReport
 from tracekit.report.report import Report
@@ -99,28 +100,15 @@ def _placed(report: Report, planned: Mapping[BillPart, float]) -> tuple[list[Pla
 def _shares_s(report: Report, loss_of: Sequence[LossKind | None]) -> tuple[dict[int, float], dict[LossKind, float]]:
     """Seconds of each finding that the verdict counts, by its place, and what each kind of loss costs beyond its
     causes. `loss_of`: the kind of loss of each finding.
-
-    Causes overlap: one may cost less beside the others than once they are gone, or more. Each gets the mean of both,
-    which of two causes adds up to what they cost together; of more, as much more or less as makes it add up. What no
-    cause of a kind costs comes after all causes, the first kind first.
     """
-    counted = {loss.kind for loss in report.verdict.losses}
-    causes = {position: cause for position, cause in enumerate(report.findings) if loss_of[position] in counted}
-    mean_s = [(max(cause.saved_s, 0.0) + max(cause.alone_s, 0.0)) / 2 for cause in causes.values()]
-    most_s = [_cost_s(cause) for cause in causes.values()]
-    left_s, rests_s = max(report.verdict.lost_s - sum(mean_s), 0.0), dict[LossKind, float]()
-    for loss in report.verdict.losses:
-        named_s = sum(_cost_s(cause) for position, cause in causes.items() if loss_of[position] is loss.kind)
-        rests_s[loss.kind] = min(max(loss.lost_s - named_s, 0.0), left_s)
-        left_s -= rests_s[loss.kind]
-    together_s, added_s = report.verdict.lost_s - sum(rests_s.values()), sum(mean_s)
-    if together_s < added_s:
-        shares_s = [seconds * together_s / added_s for seconds in mean_s]
-    else:
-        beyond_s = sum(most_s) - added_s
-        toward = min((together_s - added_s) / beyond_s, 1.0) if beyond_s > 0 else 0.0
-        shares_s = [mean + toward * (most - mean) for mean, most in zip(mean_s, most_s, strict=True)]
-    return dict(zip(causes, shares_s, strict=True)), rests_s
+    losses = {loss.kind: loss.lost_s if loss.alone_s is UNSET else loss.alone_s for loss in report.verdict.losses}
+    counted = {
+        position: (kind, report.findings[position].saved_s, report.findings[position].alone_s)
+        for position, kind in enumerate(loss_of)
+        if kind is not None and kind in losses
+    }
+    shares_s, rests_s = shared_s(report.verdict.lost_s, losses, list(counted.values()))
+    return dict(zip(counted, shares_s, strict=True)), rests_s
 
 
 def _places(report: Report) -> dict[int, tuple[tuple[int, ...], tuple[str, ...], int | None]]:
@@ -192,10 +180,6 @@ def _uncounted(report: Report, losses_s: Mapping[LossKind, float]) -> tuple[Clai
             target = PART_OF.get(kind, BillPart.UNKNOWN), cause.kind
             others[target] = others.get(target, 0.0) + seconds
     return tuple((part, kind, seconds) for (part, kind), seconds in others.items())
-
-
-def _cost_s(cause: Finding) -> float:
-    return max(cause.saved_s, cause.alone_s, 0.0)
 
 
 def _kinds_of_loss(report: Report) -> list[LossKind | None]:

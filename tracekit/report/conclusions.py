@@ -7,7 +7,7 @@ causes and fixes are these, too, and carry what prices them beside (`Cause`, `Pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -61,9 +61,38 @@ class Loss(Struct, frozen=True):
     """What one kind of loss costs."""
 
     kind: LossKind  #: as in `verdict`
-    lost_s: Finite  #: seconds of the mean step
+    lost_s: Finite  #: seconds of the mean step, of time that kinds share its share
     causes: list[Count]  #: places in `causes` of the report, in the order in which to address them
     explained_s: Finite  #: seconds that go when these causes go
+    #: pipelines: seconds that it costs by itself, if it shares time with other kinds
+    alone_s: Maybe[Finite] = UNSET
+
+
+def shared_s(
+    together_s: float, losses: Mapping[LossKind, float], causes: Sequence[tuple[LossKind, float, float]]
+) -> tuple[list[float], dict[LossKind, float]]:
+    """Seconds that each cause costs of `together_s`, and what each kind of loss costs beyond its causes.
+
+    `losses`: seconds of each kind by itself; `causes`: the kind of each, what it costs beside all others, and with them
+    gone.
+
+    Causes overlap: one may cost less beside the others than once they are gone, or more. Each gets the mean of both,
+    which of two causes adds up to what they cost together; of more, as much more or less as makes it add up. What no
+    cause of a kind costs comes after all causes, the first kind first.
+    """
+    mean_s = [(max(saved_s, 0.0) + max(alone_s, 0.0)) / 2 for _, saved_s, alone_s in causes]
+    most_s = [max(saved_s, alone_s, 0.0) for _, saved_s, alone_s in causes]
+    left_s, rests_s = max(together_s - sum(mean_s), 0.0), dict[LossKind, float]()
+    for kind, lost_s in losses.items():
+        named_s = sum(most for most, (of_kind, *_) in zip(most_s, causes, strict=True) if of_kind is kind)
+        rests_s[kind] = min(max(lost_s - named_s, 0.0), left_s)
+        left_s -= rests_s[kind]
+    of_causes_s, added_s = together_s - sum(rests_s.values()), sum(mean_s)
+    if of_causes_s < added_s:
+        return [seconds * of_causes_s / added_s for seconds in mean_s], rests_s
+    beyond_s = sum(most_s) - added_s
+    toward = min((of_causes_s - added_s) / beyond_s, 1.0) if beyond_s > 0 else 0.0
+    return [mean + toward * (most - mean) for mean, most in zip(mean_s, most_s, strict=True)], rests_s
 
 
 class LossParts(Struct, frozen=True):
@@ -110,7 +139,7 @@ class Verdict(Struct, frozen=True):
     #: what readers see of the kind: `uneven work` for a `straggler` whose leading cause is that stages, DP ranks or
     #: microbatches have unequal work, else `kind`
     label: str
-    headline_s: Seconds  #: seconds of the mean step that go to this kind of loss
+    headline_s: Seconds  #: seconds of the mean step that go to this kind of loss, by itself
     #: seconds of the mean step that are lost in all; of a recording of torch.profiler, of all its steps as they run
     #: without it
     lost_s: Seconds

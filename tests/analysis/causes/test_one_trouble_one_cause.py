@@ -18,7 +18,7 @@ from judges.eventsim.causes import Checkpoints, Part, RandomPauses, SlowWorkers,
 from judges.eventsim.model import Job, Noise, Posting, Queueing, Schedule, Shape
 from judges.eventsim.run import simulate
 from judges.eventsim.troubles import Congestion, SlowLink, SlowNic
-from judges.eventsim.truth import mean_step_s
+from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.causes.simulated import BUSY, FLAT, PIPELINE, costs, job, named, report
 from tracekit.analysis.evidence.computes import _own_length, _pauses_in
 from tracekit.analysis.evidence.congestion import rings_faster
@@ -260,6 +260,62 @@ def test_slow_backwards_and_a_few_pauses_are_no_stopped_process() -> None:
 def test_two_ranks_that_are_slow_in_turn_are_the_causes(every: int, shape: Shape, noise: Noise) -> None:
     turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=every, phase=rank)) for rank in range(2))
     causes = named(Job(shape=shape, noise=noise, causes=turns))
+    assert sorted((cause.kind, str(cause.where)) for cause in causes) == [
+        ("bad-worker", "worker (0,0)"),
+        ("bad-worker", "worker (1,0)"),
+    ]
+
+
+def at_random(ranks: int, share: float, *, stage: int = 0) -> tuple[SlowWorkers, ...]:
+    """DP ranks of a stage that are each slow in this share of the steps, drawn for each."""
+    times = (When(burst=share, burst_steps=1, seed=seed) for seed in range(ranks))
+    return tuple(SlowWorkers(frozenset({(rank, stage)}), 1.5, when) for rank, when in enumerate(times))
+
+
+@pytest.mark.parametrize(
+    ("shape", "share_of_steps"),
+    [
+        (Shape(dp=4, pp=4, tp=1, microbatches=6, steps=24), 0.6),
+        (Shape(dp=2, pp=4, tp=1, microbatches=6, steps=24), 0.75),  # in more than half of the steps, both
+        (Shape(dp=4, pp=1, tp=1, microbatches=6, steps=24), 0.6),
+        (Shape(dp=8, pp=2, tp=1, microbatches=6, steps=8), 0.6),  # too short to show both levels of each
+    ],
+)
+def test_ranks_of_which_most_are_slow_at_random_are_the_causes(shape: Shape, share_of_steps: float) -> None:
+    """The usual worker of a step is slow. Together they cost what the job saves without them."""
+    slow = Job(shape=shape, causes=at_random(shape.dp, share_of_steps))
+    explained = report(slow)
+    assert {cause.kind for cause in explained.findings if cause.priced} == {"bad-worker"}
+    hit = {(worker.dp_rank, worker.pp_rank) for cause in explained.findings for worker in cause.where.workers}
+    assert hit == {(rank, 0) for rank in range(shape.dp)}
+    saved_s = mean_step_s(slow) - mean_step_s(without(slow, *slow.causes))
+    assert share(slow, explained.verdict.lost_s) == pytest.approx(share(slow, saved_s), abs=2 * LARGEST_PRICE_ERROR)
+
+
+def test_a_stage_of_which_all_are_slow_in_the_same_steps_has_no_slow_workers() -> None:
+    shape = Shape(dp=4, pp=4, tp=1, microbatches=6, steps=24)
+    causes = named(Job(shape=shape, causes=(SlowWorkers(stage_of(shape), 1.5, When(every=2)),)))
+    assert not {"bad-worker", "slow-host", "slow-rank-group"} & {cause.kind for cause in causes}
+
+
+def stage_of(shape: Shape) -> frozenset[tuple[int, int]]:
+    return frozenset((rank, 1) for rank in range(shape.dp))
+
+
+def test_what_hardly_any_step_shows_is_not_trusted() -> None:
+    """Eight workers of a stage, each slow in nine steps of ten: a stage with more work looks like that, too."""
+    of = Job(shape=Shape(dp=8, pp=2, tp=1, microbatches=6, steps=20), causes=at_random(8, 0.9, stage=1))
+    explained = report(of)
+    assert not explained.trust.trustworthy
+    assert any("of stage 1 are slow in turn" in reason for reason in explained.trust.reasons)
+    assert all(fix.withheld is not None for fix in explained.fixes if fix.cause is not None)
+
+
+def test_a_host_of_which_two_workers_are_slow_in_turn_is_not_slow() -> None:
+    """Each of two of its workers is slow in every second step, the one after the other."""
+    shape = Shape(dp=4, pp=2, tp=4, microbatches=4, steps=12)
+    turns = tuple(SlowWorkers(frozenset({(rank, 0)}), 1.5, When(every=2, phase=rank)) for rank in range(2))
+    causes = named(Job(shape=shape, causes=turns))
     assert sorted((cause.kind, str(cause.where)) for cause in causes) == [
         ("bad-worker", "worker (0,0)"),
         ("bad-worker", "worker (1,0)"),
