@@ -73,6 +73,7 @@ def _longer_cells(seconds: Floats, far: Bools, tests: int) -> Floats:
     factor = np.ones(far.size)
     if members.any():
         members[:: max(1, far.size // PLACES.noise_cells) | 1] = True
+        members &= np.isfinite(series).any(axis=1)  # without others to compare with, nothing shows
         # Of each microbatch and of each rank, one mean is taken away.
         peers = far.size / (far.size - (far.shape[0] - 1) * (far.shape[1] - 1))
         episodes = structs.replace(episodes_of(series[members], peers), needed=needed_nats(tests))
