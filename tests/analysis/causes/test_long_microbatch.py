@@ -120,13 +120,18 @@ def test_what_looks_like_it_has_another_name(shape: Shape, cause: Cause, kinds: 
     assert {finding.kind for finding in named(job(cause, shape=shape))} == kinds
 
 
-@pytest.mark.parametrize(
-    "cause",
-    [LongOnOneRank(drawn=True), LongOnOneRank(factor=1.0, added_s=0.04)],
-    ids=["another place", "as many seconds"],
-)
-def test_another_place_each_time_or_as_many_seconds_in_both_kinds_are_not_the_work_of_a_place(cause: Cause) -> None:
-    kinds = {finding.kind for finding in named(job(cause, shape=FLAT))}
+def test_at_another_place_each_time_it_is_uneven_sequences_and_no_stopped_process() -> None:
+    found = named(job(LongOnOneRank(drawn=True), shape=FLAT))
+    assert {finding.kind for finding in found} == {"sequence-length-imbalance"}
+
+
+def test_long_forwards_at_one_place_of_all_ranks_are_that_and_no_garbage_collection() -> None:
+    forwards = [LongOnOneRank(dp=dp, kinds=("forward",)) for dp in range(FLAT.dp)]
+    assert {finding.kind for finding in named(job(*forwards, shape=FLAT))} == {"position-effect"}
+
+
+def test_as_many_seconds_in_forwards_as_in_backwards_are_no_work() -> None:
+    kinds = {finding.kind for finding in named(job(LongOnOneRank(factor=1.0, added_s=0.04), shape=FLAT))}
     assert kinds
     assert KIND not in kinds
 
