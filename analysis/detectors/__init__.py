@@ -29,6 +29,7 @@ DETECTORS = {
     "sequence-length-imbalance": ("uneven_work.UnevenSequences", JobKind.PIPELINE),
     "unequal-microbatches": ("uneven_work.UnequalMicrobatches", JobKind.PIPELINE),
     "position-effect": ("uneven_work.PositionEffect", JobKind.PIPELINE),
+    "long-microbatch": ("uneven_work.LongMicrobatch", JobKind.PIPELINE),
     "random-variation": ("uneven_work.RandomVariation", JobKind.PIPELINE),
     "python-gc": ("any_job.GarbageCollection", JobKind.PIPELINE | JobKind.GRAPH),
     "process-pauses": ("pauses.ProcessPauses", JobKind.PIPELINE),

@@ -234,6 +234,11 @@ SLOW_KIND = (
     "profile {ranks} and a peer (torch.profiler, py-spy record) and take out what runs only there: hooks, user"
     " code, other input"
 )
+#: What to look at there.
+ONE_KIND_CHECK = (
+    "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
+    " input; a machine that is slow is so in forwards and backwards"
+)
 #: More hosts than this are counted, not listed.
 _MOST_HOSTS = 4
 

@@ -11,6 +11,7 @@ from msgspec import structs
 from tracekit.analysis.attribution.patterns import TimePattern
 from tracekit.analysis.detectors.detector import (
     FINDINGS,
+    ONE_KIND_CHECK,
     SLOW_KIND,
     SLOW_RANK,
     Advice,
@@ -55,11 +56,6 @@ PARTS_OF_RANKS: Mapping[str, tuple[tuple[OpKind, ...], str]] = {
     "late-data-loading": ((OpKind.DATA_LOAD,), "data loading"),
     "python-gc": ((OpKind.GC,), "garbage collection"),
 }
-
-ONE_KIND_CHECK = (
-    "a profile of that part on this rank and on a peer (py-spy record, torch.profiler): hooks and user code in it, its"
-    " input; a machine that is slow is so in forwards and backwards"
-)
 
 
 def bad_workers(kind: str, job: PipelineSubject) -> Iterator[Candidate]:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Repair, Treatment
+from tracekit.analysis.detectors.detector import (
+    ONE_KIND_CHECK,
+    SLOW_KIND,
+    Advice,
+    Candidate,
+    Detector,
+    Repair,
+    Treatment,
+)
 from tracekit.analysis.detectors.stops import chance_figures, time_of_episodes
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, uneven_lengths
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject
@@ -341,6 +349,58 @@ class PositionEffect(Detector):
         named = f"microbatch {places[0]}" if len(places) == 1 else f"{len(places)} microbatches, {places[0]} the first,"
         effect = f"{named} of each step take{'s' if len(places) == 1 else ''} up to {figures[0].value:.0%} longer"
         yield Candidate(self.kind, Place(), effect, figures, confidence_from(figures[:1]), change)
+
+
+class LongMicrobatch(Detector):
+    """A microbatch at one place of each step takes longer on one rank: data that is dealt by place, or user code.
+
+    Paper: no signature. tracekit compares each compute with those of its peers at that place, and that excess with the
+    one at other places of the rank: 4 % in nine of ten steps, beyond chance (see `evidence.places`). An excess that
+    returns at one place is work; pauses and collections of garbage come at any place. All other causes are looked for
+    without it.
+    """
+
+    kind = "long-microbatch"
+    title = "A microbatch at one place of the step is longer on one rank"
+    signature = "the same microbatch of each step takes longer on one rank, on all of its stages if it is its data"
+    refuted_by = "it is as long on other ranks, comes at another place, or has as many tokens and as long sequences"
+    next_check = (
+        "tokens and sum of squared sequence lengths of that microbatch on this rank and on others; the sampler's order"
+    )
+    suggested_fix = "have the sampler deal microbatches over DP ranks by cost, not by count"
+    part = "workload"
+    label = "uneven work"
+    repair = Repair("even-work", "Give the rank the same work as its peers", "the same work as its peers")
+
+    def find(self, job: PipelineSubject) -> Iterator[Candidate]:
+        longer = job.computes.at_places
+        if longer is None:
+            return
+        for dp_index in np.flatnonzero((longer > 1).any(axis=(0, 1, 2, 3, 4))).tolist():
+            of_rank = np.where(np.arange(len(job.dp_ranks)) == dp_index, longer, 1.0)
+            hit: Bools = np.asarray((of_rank > 1).any(axis=(0, 2, 3, 4)))
+            places = np.flatnonzero((of_rank > 1).any(axis=(0, 1, 2, 4, 5)))
+            excess, slow_kinds = float(of_rank.max()) - 1, np.flatnonzero((of_rank > 1).any(axis=(1, 2, 3, 4, 5)))
+            figures = (
+                Figure("compute beyond that of peers at this place", excess, COMPUTES.position, Unit.SHARE),
+                Figure("first slow place", float(places[0]), 0.0),
+            )
+            named, verb = f"microbatch {places[0]}", "takes"
+            if len(places) > 1:
+                named, verb = f"{len(places)} microbatches, {places[0]} the first,", "take"
+            one_kind = len(slow_kinds) < len(of_rank)
+            if one_kind:
+                named, verb = f"the {'backward' if slow_kinds[0] else 'forward'} of {named}", "takes"
+            yield Candidate(
+                self.kind,
+                Place(workers=job.workers_where(hit)),
+                f"{named} of each step {verb} up to {excess:.0%} longer than on its peers",
+                figures,
+                confidence_from(figures[:1]),
+                Scale(job.table, 1 / of_rank),
+                next_check=ONE_KIND_CHECK if one_kind else None,
+                suggested_fix=SLOW_KIND if one_kind else None,
+            )
 
 
 class RandomVariation(Detector):

@@ -367,7 +367,7 @@ def _named(
         hiding = losses[0].causes and losses[0].causes[0].hidden
         alone = sum(len(loss.causes) for loss in losses) == 1
         if not hiding or alone or costliest_s >= VERDICT.headline_share * attribution.recorded_s:
-            return losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, *losses)
+            return losses[0].kind, losses[0].lost_s, loss_sentence(job, parts, losses, min(lost_s, gone_s))
     if losses and (lost_s >= VERDICT.headline_share * attribution.recorded_s or attribution.straggling):
         return losses[0].kind, lost_s, _together(job, losses, min(lost_s, gone_s))
     if attribution.slowdown < VERDICT.smallest_slowdown:
@@ -384,7 +384,7 @@ def _named(
         sentence = f"{rest}{little}"
     if losses and losses[0].causes and not losses[0].causes[0].hidden:
         kind, of_kind_s = LossKind.MINOR, losses[0].lost_s
-        sentence = f"{loss_sentence(job, parts, losses[0])}{little}"
+        sentence = f"{loss_sentence(job, parts, losses[:1], min(lost_s, gone_s))}{little}"
     delay_share = delay_share_without(job, changes_of(cause for loss in losses for cause in loss.causes))
     if delay_share > VERDICT.largest_discrepancy and job.shows(Fact.COMPUTE):
         sentence += f"; launch delays that no cause explains add {delay_share:.0%} to the step"
@@ -411,38 +411,39 @@ def _exposed_communication(job: PipelineSubject) -> list[LossWithCauses]:
     return [LossWithCauses(LossKind.COMMUNICATION, exposed_s, (), 0.0)]
 
 
-def loss_sentence(job: PipelineSubject, parts: Parts, loss: LossWithCauses, *others: LossWithCauses) -> str:
+def loss_sentence(job: PipelineSubject, parts: Parts, losses: Sequence[LossWithCauses], gone_s: float) -> str:
     """What costs how much: named ranks, or for a loss that all ranks share, what the time goes to. Then the other
     causes.
 
-    `others`: further losses, named if they or `loss` have no known cause.
+    `losses`: those after the first are named if they or the first have no known cause. `gone_s`: what goes with all
+    causes, seconds of the mean step.
     """
-    step_s = job.recorded_s
-    beside = [other for other in others if not loss.causes or not other.causes][:1]
-    if beside:
-        return f"{loss_sentence(job, parts, loss)}; {loss_sentence(job, parts, *beside)}"
+    loss, causes = losses[0], [cause for each in losses for cause in each.causes]
+    beside = [other for other in losses[1:] if not loss.causes or not other.causes][:1]
+    return "; ".join(_loss_words(job, parts, each, len(causes) - 1, gone_s) for each in (loss, *beside))
+
+
+def _loss_words(job: PipelineSubject, parts: Parts, loss: LossWithCauses, further: int, gone_s: float) -> str:
+    """What one loss costs, and what its first cause and `further` ones cost together, if that is more."""
     if not loss.causes:
         return rest_words(job, parts) or f"stragglers cost {part_of_step(job, loss.lost_s)} of each step"
-    first, further = loss.causes[0], len(loss.causes) - 1
+    first = loss.causes[0]
     place, effect = job.names.place(first.where), main_clause(first.effect)
-    if first.one_off:
-        also = f"; {part_of_step(job, loss.explained_s)} together with {_others(further)}" if further else ""
-        share = part_of_step(job, first.saved_s)
-        if place is None:
-            return f"{effect}, {share} of the recording{also}"
-        return f"{place.words} {place.verb('costs', 'cost')} {share} of the recording: {effect}{also}"
-    if loss.kind is not LossKind.STRAGGLER:
+    in_seconds = loss.kind is not LossKind.STRAGGLER and not first.one_off
+    alone, all_of_them = (
+        (seconds(cost_s) if in_seconds else part_of_step(job, cost_s)) for cost_s in (first.saved_s, gone_s)
+    )
+    more = further and gone_s > first.saved_s and alone != all_of_them
+    said = f"{alone} of the recording" if first.one_off else _share_of_step(job, first)
+    if in_seconds:
         on = f" on {place.words}" if place else ""
         went_to = detector_of(first.kind).lost_to or _WENT_TO.get(loss.kind, "are lost")
-        with_others = f"; {seconds(loss.explained_s)} together with {_others(further)}" if further else ""
-        return f"{seconds(first.saved_s)} of every {seconds(step_s)} step {went_to}{on}: {effect}{with_others}"
-    share = _share_of_step(job, first)
-    said = f"{effect}, which costs {share}"
-    if place is not None:
-        said = f"{place.words} {place.verb('costs', 'cost')} {share}: {effect}"
-    if further:
-        said += f"; {part_of_step(job, loss.explained_s)} together with {_others(further)}"
-    return said
+        said = f"{alone} of every {seconds(job.recorded_s)} step {went_to}{on}: {effect}"
+    elif place is not None:
+        said = f"{place.words} {place.verb('costs', 'cost')} {said}: {effect}"
+    else:
+        said = f"{effect}, {said}" if first.one_off else f"{effect}, which costs {said}"
+    return f"{said}; {all_of_them} together with {_others(further)}" if more else said
 
 
 def _share_of_step(job: PipelineSubject, cause: Cause) -> str:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, profile_computes
 from tracekit.analysis.evidence.off_cpu import WAITS, Lockstep, without_core_waits
+from tracekit.analysis.evidence.places import PLACES, place_factor
 from tracekit.analysis.evidence.significance import needed_nats
 from tracekit.analysis.evidence.turns import usual_worker
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
@@ -110,16 +111,45 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def table(self) -> ComputeTable:
-        """Their costs, as if no rank inside a worker were slower than the others, or waited for a processor."""
-        return ComputeTable.of(self.replay.graph, self.costs)
+        """Their costs, as if no rank inside a worker were slower than the others, or waited for a processor, and no
+        worker had more work than its peers at one place of each step.
+        """
+        return self._with_places if self.at_places is None else ComputeTable.of(self.replay.graph, self.costs)
 
     @cached_property
     def costs(self) -> tuple[Floats, ...]:
         """The costs of all ops behind the table, seconds, [rows, lanes] per block."""
-        return self._after(*self._explained)
+        return self._with_places.costs if self.at_places is None else self._after(*self._explained)
 
     @cached_property
+    def at_places(self) -> Floats | None:
+        """How much longer single workers compute at one place of each step, see `place_factor`.
+
+        Stops of a process that keep in step with it hit forwards alone, or backwards alone, at the same place.
+        """
+        table = self._with_places
+        longer = None if table.empty else place_factor(table.grid)
+        if longer is None:
+            return None
+        of_one_kind = ((longer > 1).any(axis=(2, 3, 4)).sum(axis=0) == 1) & (len(longer) > 1)
+        if of_one_kind.any():
+            stopped = of_one_kind & find_pauses(table, of_one_kind).stopped
+            longer = np.where(stopped[:, None, None, None], 1.0, longer)
+        return longer if (longer > 1).any() else None
+
+    @cached_property
+    def _with_places(self) -> ComputeTable:
+        return ComputeTable.of(self.replay.graph, self._after(*self._of_threads))
+
+    @property
     def _explained(self) -> tuple[Intervention, ...]:
+        """Changes that lead from the recorded costs to those behind the table."""
+        if self.at_places is None:
+            return self._of_threads
+        return (*self._of_threads, Scale(self._with_places, 1 / self.at_places))
+
+    @cached_property
+    def _of_threads(self) -> tuple[Intervention, ...]:
         """Changes that make the ranks inside workers as fast as each other, or give each worker a processor."""
         if self.lockstep is not None and (slow := self.lockstep.slow(COMPUTES.factor)).any():
             return (self.lockstep.as_fast_as_peers(slow),)
@@ -172,10 +202,18 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
             return None
         table, suspects = self.table, profile.slow_workers | profile.slow_ranks
         rising = profile.slow_workers & profile.workers.rises.reshape(suspects.shape)
+        changes, position = list[Intervention](), profile.position[:, None, None, :, None, None]
         if rising.any():  # no process is stopped a little longer in each step
             factor = np.where(rising[None, :, None], profile.slow_worker, 1.0)[:, :, None, None]
-            table = ComputeTable.of(self.replay.graph, self._after(*self._explained, Scale(table, 1 / factor)))
-        return find_pauses(table, suspects)
+            changes.append(Scale(table, 1 / factor))
+        if (position != 1).any():  # nor all of them at one place
+            changes.append(Scale(table, 1 / position))
+        if changes:
+            table = ComputeTable.of(self.replay.graph, self._after(*self._explained, *changes))
+        pauses = find_pauses(table, suspects)
+        if (position != 1).any():
+            pauses = replace(pauses, seconds=pauses.seconds * position, usual_s=pauses.usual_s * position)
+        return pauses
 
 
 class Pauses(Struct, frozen=True, eq=False):
@@ -363,8 +401,18 @@ def _stopped(grid: Floats, base: Floats, shared: Floats) -> tuple[Bools, Floats]
     # A backward as long as the time between two stops is hit every time, by the same amount: slow, but steady. Then
     # the forwards alone must show that it is not slow itself.
     each_time = (nats[FORWARD] >= needed) & (_between(over_usual, 0.5)[BACKWARD] > 1 + PAUSED_COMPUTES.as_fast)
-    stopped = (in_both_kinds | each_time) & fast[FORWARD]
+    stopped = (in_both_kinds | each_time) & fast[FORWARD] & ~_longer_work(within)
     return stopped if 2 * stopped.sum() <= stopped.size else no_workers, usual_s
+
+
+def _longer_work(within: Floats) -> Bools:
+    """Workers that lose most of their time in microbatches whose forwards and backwards are longer in proportion, as
+    more work is and stops are not, [stages, dp_ranks].
+    """
+    beyond = np.fmax(within - 1, 0.0)
+    in_proportion = beyond.max(axis=0) <= PLACES.kinds_alike * beyond.min(axis=0)
+    of_work, all_of_it = ((beyond * which).sum(axis=(0, 2, 3, 4)) for which in (in_proportion, 1.0))
+    return np.asarray((len(within) > 1) & (2 * of_work > all_of_it))
 
 
 def _by_worker(values: Floats) -> Floats:

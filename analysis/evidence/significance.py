@@ -184,7 +184,7 @@ def kinds_and_all(seconds: Floats, peers: Floats) -> list[Floats]:
     return [together, *np.log1p(share * (safe(seconds) / safe(peers) - 1))]
 
 
-def noise_of(series: Floats, peers: int, *, remembers: bool = True, drifts: bool = True) -> Noise:
+def noise_of(series: Floats, peers: float, *, remembers: bool = True, drifts: bool = True) -> Noise:
     """The noise of members, each compared with `peers` of them; nan where a step gives no value.
 
     Steps far above the others of their member have a level of their own, so that a worker that is slow at times does
@@ -272,7 +272,7 @@ def _share_left(memory: float, steps: Ints | int) -> Floats:
 
 def episodes_of(
     series: Floats,
-    peers: int,
+    peers: float,
     *,
     least_variance: float = 0.0,
     fewest: int = SIGNIFICANCE.fewest_turns,
@@ -455,7 +455,7 @@ def sigma_of_kinds(level: Floats) -> float:
     return math.sqrt(within / (count - 2)) if two else math.inf
 
 
-def far_steps(series: Floats, peers: int) -> tuple[Bools, Bools]:
+def far_steps(series: Floats, peers: float) -> tuple[Bools, Bools]:
     """Masks of steps in which a member is far above the usual value of all, and far below; there it has another level.
 
     Of two peers, one is as fast as the other is slow; of more, none is far below. If both are slow in turn, few steps
