@@ -375,7 +375,7 @@ def cause_words(job: Subject, cause: Cause) -> str:
 def _place(job: Subject, cause: Cause) -> str:
     """Ranks and nodes of a cause."""
     place = job.names.place(cause.where)
-    return job.everywhere if place is None else place.words
+    return job.where_else.get(cause.kind, job.everywhere) if place is None else place.words
 
 
 def _other(job: Subject, cause: Cause) -> str:

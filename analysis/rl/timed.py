@@ -48,8 +48,10 @@ from tracekit.trace.post_training import RlTimeline, Trajectories
 
 #: The losses within a generation.
 _OF_REQUESTS: tuple[Loss, ...] = ("queueing", "tail", "engines", "tools")
-#: A response is in the tail if it is longer than this percentile of its step.
-TAIL = 95
+#: Share of the responses of a step that are its tail: the longest.
+_IN_TAIL = 0.05
+#: The number of larger shares that are tried as its tail, too.
+_SHARES = 1000
 #: What is recorded less than this apart happens at one time, seconds.
 _AT_ONCE_S = 1e-3
 
@@ -235,10 +237,9 @@ class Generations:
         return Generation(*latency, speeds, self.slots, reproduced_s, self.error, self.engine_error)
 
     def longest(self) -> Floats:
-        """The percentile of each step's tokens beyond which a response is in the tail, [steps]."""
+        """The tokens beyond which a response of each step is in the tail, [steps]."""
         first = np.searchsorted(self.ran.step, np.arange(self.ran.step[-1] + 2))
-        tokens = self.requests.tokens
-        return np.array([np.percentile(tokens[start:stop], TAIL, method="higher") for start, stop in pairwise(first)])
+        return _tails_begin([self.requests.tokens[start:stop] for start, stop in pairwise(first)])
 
     def without(self, losses: Set[Loss]) -> Floats:
         """Seconds of each generation without these losses, [steps]."""
@@ -254,6 +255,15 @@ class Generations:
             requests = requests.balanced(len(engines.speeds)).replace(turn=np.arange(self.count, dtype=np.float64))
             engines = structs.replace(engines, speeds=np.ones_like(engines.speeds))
         return self._seconds(requests, engines)
+
+    def costs_of_pace(self) -> Floats:
+        """By how much each engine prolongs the mean generation if all others keep the median pace, s, [engines]."""
+        even = structs.replace(self.engines, speeds=np.ones_like(self.engines.speeds))
+        last = np.zeros((2, len(self.recorded), len(self.names)))
+        for of_pace, engines in zip(last, (self.engines, even), strict=True):
+            np.maximum.at(of_pace, (self.ran.step, self.ran.engine), decode(self.requests, engines)[0])
+        longer: Floats = np.maximum(last[0] - last[1].max(axis=1, keepdims=True), 0.0)
+        return np.asarray(longer[WARM_UP:].mean(axis=0))
 
     def in_scenario(self, scenario: Scenario, engines: int | None) -> tuple[Floats, int]:
         """Seconds of each generation in a scenario, and the most steps that a request is carried over."""
@@ -293,6 +303,40 @@ class Generations:
             f"trajectories of {short(name)} lie {late_s:.2f} s outside their generations: its clock or their steps are"
             " off"
         )
+
+
+def _tails_begin(steps: Sequence[Floats]) -> Floats:
+    """The tokens to which the responses of each step are cut without a tail, [steps], of [responses] each.
+
+    The 95th percentile, to which 5 % are cut. Where a larger share f is about equally long, so that cutting it shortens
+    the longest by more in proportion in most steps, 5 % / f of that comes on top: no share of long responses ends a
+    tail at once.
+    """
+    longest_first = [-np.sort(-tokens) for tokens in steps]
+    most = max(map(len, steps)) - 1
+    counts = np.unique(np.linspace(most * _IN_TAIL, most, _SHARES).round())
+    shares = np.maximum(counts / max(most, 1), _IN_TAIL)
+    beyond = np.stack([_beyond_percentile(tokens, shares) for tokens in longest_first])
+    share = int(np.median(beyond, axis=0).argmax())
+    cut = [_cut(tokens) for tokens in longest_first]
+    return np.array(cut) - np.maximum(beyond[:, share], 0.0)
+
+
+def _cut(longest_first: Floats) -> float:
+    """The 95th percentile, the longer of two neighbouring values."""
+    return float(longest_first[math.floor((len(longest_first) - 1) * _IN_TAIL)])
+
+
+def _beyond_percentile(longest_first: Floats, shares: Floats) -> Floats:
+    """By how many tokens cutting each share shortens the longest response more, in proportion, than cutting 5 % does,
+    [shares]; weighed with 5 % / share.
+    """
+    last = len(longest_first) - 1
+    in_tail = math.floor(last * _IN_TAIL)
+    cut = np.maximum(np.floor(shares * last + 1e-9).astype(np.int64), 1 if last else 0)
+    shorter_by = longest_first[0] - longest_first[cut]
+    in_proportion = cut / in_tail * (longest_first[0] - longest_first[in_tail]) if in_tail else 0.0
+    return np.asarray(np.minimum(last * _IN_TAIL / np.maximum(cut, 1), 1.0) * (shorter_by - in_proportion))
 
 
 class Steps:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +64,50 @@ def test_phases_of_several_ranks_count_once_and_an_evaluation_is_no_training(tmp
 
 def test_losses_by_hand(tmp_path: Path) -> None:
     found = {one.loss: one.lost_s for one in analyse(write(tmp_path / "run.jsonl", lines())).losses}
-    # Nothing is longer than the 95th percentile of three requests, and there is one engine.
+    # Of three requests of 2, 4 and 8 tokens, the last is a half of all others, ten times 5 %: a tenth of its 4 tokens
+    # more, of 0.5 s each, is the tail. There is one engine.
     assert found == pytest.approx(
-        {"queueing": 0.0, "tail": 0.0, "engines": 0.0, "tools": 0.0, "reward": 0.5, "sync": 1.0}, abs=1e-6
+        {"queueing": 0.0, "tail": 0.2, "engines": 0.0, "tools": 0.0, "reward": 0.5, "sync": 1.0}, abs=1e-6
     )
+
+
+def _rounds(path: Path, requests: Sequence[tuple[int, float]], engines: int = 4) -> Path:
+    """Six steps in which every engine has requests of that many tokens; a token takes 20 ms, on the last engine longer
+    by the factor. Training takes 8 s, the sync 0.5 s.
+    """
+    rows, begins = list[dict[str, Any]](), 0.0
+    for step in range(6):
+        ends = begins
+        for engine, (number, (tokens, factor)) in itertools.product(range(engines), enumerate(requests)):
+            end = begins + 0.02 * tokens * (factor if engine == engines - 1 else 1)
+            rows.append(request(f"{engine}-{number}", step, begins, end, tokens, engine=f"engine-{engine}"))
+            ends = max(ends, end)
+        spans = (("generate", begins, ends), ("train", ends, ends + 8), ("sync", ends + 8, ends + 8.5))
+        rows += [{"phase": name, "step": step, "start": start, "end": end} for name, start, end in spans]
+        begins = ends + 8.5
+    return write(path, rows)
+
+
+@pytest.mark.parametrize(
+    ("others", "lost_s"), [(23, 15.6), (19, 15.405), (18, 14.63), (15, 12.29), (9, 7.605), (3, 2.925)]
+)
+def test_a_tail_shrinks_with_the_share_of_long_responses_and_never_vanishes_at_once(
+    tmp_path: Path, others: int, lost_s: float
+) -> None:
+    """On each of 4 engines, one request has 1,200 tokens and the others 420: 780 of 20 ms are 15.6 s. If more than 5 %
+    of the 4 x others + 4 requests are long, 5 % of all but one of them / 4 of that.
+    """
+    path = _rounds(tmp_path / "run.jsonl", [(1200, 1.0), *[(420, 1.0)] * others])
+    found = {one.loss: one.lost_s for one in analyse(path).losses}
+    assert found["tail"] == pytest.approx(lost_s, rel=1e-3)
+    assert RlJob.read([path]).report.verdict.label == "tail"
+
+
+def test_a_slow_engine_is_named_and_one_with_more_work_is_not_slow(tmp_path: Path) -> None:
+    slow = RlJob.read([_rounds(tmp_path / "slow.jsonl", [(400, 1.6), (410, 1.6), (420, 1.6)])]).report.answer
+    assert slow.who is not None
+    assert slow.who.startswith("engine-3, in every step")
+    assert slow.why == "engines decode at 0.625 to 1 times the median speed, and all have as many tokens"
 
 
 def test_prices_by_hand(tmp_path: Path) -> None:
