@@ -132,7 +132,7 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         slower = -self.job.attribution.discrepancy
         if slower > LARGEST_DISCREPANCY:
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-        return next(iter(doubts_of(causes)), None)
+        return self.job.attribution.contradicted or next(iter(doubts_of(causes)), None)
 
     def headline(self, causes: Sequence[Cause]) -> NamedLoss:
         job, attribution = self.job, self.job.attribution

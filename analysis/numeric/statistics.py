@@ -221,7 +221,7 @@ def differences_of_means(before: Floats, after: Floats, confidence: float) -> Me
     A single stall would make those errors vanish in each sample without it, and intervals absurd. So steps that stand
     apart are no part of the noise: what they add to a mean has an interval of its own.
     """
-    means, chance = [_mean(side) for side in (before, after)], 1 - confidence
+    chance = 1 - confidence
     apart = [_apart(side, chance) for side in (before, after)]
     rare = np.hypot(*(_rare_margin(side, *away, chance) for side, away in zip((before, after), apart, strict=True)))
     sides = [_Blocks(np.where(away, usual, side)) for side, (away, usual) in zip((before, after), apart, strict=True)]
@@ -231,7 +231,7 @@ def differences_of_means(before: Floats, after: Floats, confidence: float) -> Me
         largest = np.concatenate([_largest(sides, seeds) for seeds in ((0, 1), (1, 0))])
         reach = float(np.quantile(largest, confidence, method="higher"))
     errors, steps = np.array([side.error for side in sides]), (len(before), len(after))
-    return MeanDifferences(*means, errors, reach, confidence, steps, numbers, rare=rare)
+    return MeanDifferences(_mean(before), _mean(after), errors, reach, confidence, steps, numbers, rare=rare)
 
 
 def differences_from_runs(runs: Sequence[Floats], after: Floats, confidence: float) -> MeanDifferences:
