@@ -286,6 +286,7 @@ def test_words_of_pipelines_are_in_no_report_of_a_log(tmp_path: Path) -> None:
     log.write_text(VERL)
     compared = run("compare", log, log).out
     assert "phases alone, 3 steps" in compared
+    assert "yes: seconds as the framework logged them; nothing was replayed" in compared
     assert "engine" not in compared
     shown = " ".join(run("whatif", runs, "--fix", "fix=staleness").out.split())
     assert "that fix of the report, all else as recorded" in shown

@@ -338,6 +338,14 @@ def test_of_a_catalogue_that_was_cut_every_command_names_the_file(store: Store) 
         assert ".tracekit.store-" not in ran.err
 
 
+def test_the_mark_of_an_older_version_is_no_damage(store: Store) -> None:
+    store.add([incoming(slow_trace((0,)), "job")])
+    older = "This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n"
+    (store.path / "tracekit-store").write_text(older)
+    checked = run("store", "check", store.path)
+    assert (checked.code, checked.out) == (0, f"{store.path}: all files are whole\n")
+
+
 def test_a_mark_that_was_cut_is_named_and_renewed(store: Store) -> None:
     store.add([incoming(slow_trace((0,)), "job")])
     mark = store.path / "tracekit-store"

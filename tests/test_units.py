@@ -173,6 +173,16 @@ def test_seconds_that_are_stated_are_believed_from_then_on(tmp_path: Path) -> No
     assert tracekit.load(tmp_path / "slow.parquet").trace.ops["duration"].max() == 200.0
 
 
+def test_the_unit_of_the_input_is_not_that_of_a_canonical_file(tmp_path: Path) -> None:
+    """Its times are seconds, whatever unit they were converted from: a thousand times as many are milliseconds."""
+    trace(job(0.4).with_columns(TIMES * 1e3), unit="ms").write_parquet(tmp_path / "job.parquet")
+    header = pl.read_parquet_metadata(tmp_path / "job.parquet")
+    longer = pl.read_parquet(tmp_path / "job.parquet").with_columns(TIMES * 1e3)
+    longer.write_parquet(tmp_path / "longer.parquet", metadata=header)
+    with pytest.raises(TraceError, match="look like milliseconds taken for seconds: pass --unit ms"):
+        tracekit.load(tmp_path / "longer.parquet")
+
+
 def test_a_unit_that_is_stated_wrongly_is_said_so() -> None:
     told = message(job(0.02).with_columns(TIMES * 1e3), unit="ns")
     assert told.endswith("not the nanoseconds that were stated: pass --unit ms (unit='ms' in Python)")

@@ -230,14 +230,25 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
             reasons.append(f"the replay with launch delays misses the recording by {error:.1%}")
         reasons += self._doubts()
         clamped = self.clamped_transfers + self.clamped_delays
-        # On one clock, ops that contradict the graph cost no more than the replay misses.
-        many = clamped > VERDICT.largest_clamped_share * self.ops and not self.one_clock
-        if many or (reasons and clamped):
-            reasons.append(
-                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
-                " the graph orders, or clocks of ranks differ by more than could be taken out"
-            )
+        if self.contradicted or (reasons and clamped):
+            reasons.append(self._contradictions)
         return ReplayTrust(error, discrepancy, unexplained, not reasons, tuple(reasons))
+
+    @property
+    def contradicted(self) -> str | None:
+        """A sentence if so many ops contradict the graph that no replay of it says what a change saves."""
+        # On one clock, ops that contradict the graph cost no more than the replay misses.
+        clamped = self.clamped_transfers + self.clamped_delays
+        many = clamped > VERDICT.largest_clamped_share * self.ops and not self.one_clock
+        return self._contradictions if many else None
+
+    @property
+    def _contradictions(self) -> str:
+        return (
+            f"{self.clamped_transfers + self.clamped_delays} transfers or launch delays lie more than 10 ms below zero"
+            " (taken as 0): ops overlapped that the graph orders, or clocks of ranks differ by more than could be taken"
+            " out"
+        )
 
     def _doubts(self) -> list[str]:
         """Reasons why a more complete recording could give a different verdict."""

@@ -293,7 +293,8 @@ class ExposedCommunication(Detector):
         yield Candidate(
             self.kind,
             Place(),
-            f"transfers that no compute hides cost {figure.value:.0%} of the recording, with all ranks there",
+            f"transfers that no compute hides cost {figure.value:.0%} of the recording, without the waits for"
+            " late ranks",
             (figure,),
             confidence_from((figure,)),
             AddTime(-exposed_s),

@@ -16,7 +16,6 @@ from tracekit.report.finding import Figure, LossKind, Place, Unit, confidence_fr
 
 if TYPE_CHECKING:  # the replay of requests is imported for runs of post-training only
     from tracekit.analysis.evidence.rl_subject import RlSubject
-    from tracekit.analysis.rl.rl_run import PostTrainingRun
     from tracekit.analysis.rl.timed import Generations
     from tracekit.report.rl_step import Loss
 
@@ -47,11 +46,11 @@ class _LossOfStep(Detector):
             needed = max(job.replay_error, RL_LOSSES.error)
             figures = (Figure("part of the step", lost_s / job.recorded_s, needed, Unit.SHARE),)
             change, confidence = Without(self.kind), confidence_from(figures) if len(job.steps) > 1 else 0.0
-            yield Candidate(self.kind, Place(), self.effect(job.run), figures, confidence, change)
+            yield Candidate(self.kind, Place(), self.effect(job), figures, confidence, change)
 
-    def effect(self, run: PostTrainingRun) -> str:
+    def effect(self, job: RlSubject) -> str:
         """Return how the loss shows, with its size."""
-        return f"the {self.kind} takes {seconds(float(run.phases[self.kind].mean()))} of each step"
+        return f"the {self.kind} takes {seconds(float(job.run.phases[self.kind].mean()))} of each step"
 
     def fixes(self, job: RlSubject, finding: Cause) -> Iterator[Plan]:
         yield from (structs.replace(plan, bound=True) for plan in super().fixes(job, finding))  # all of it goes away
@@ -71,9 +70,9 @@ def alternative(job: RlSubject, edit: str, title: str, cause: Cause | None = Non
     return Plan(kind, title, Place(), scenario, details=details, cause=cause, around=True, edit=edit)
 
 
-def _generations_of(run: PostTrainingRun) -> Generations:
-    assert run.generations is not None, "these losses show in requests"
-    return run.generations
+def _generations_of(job: RlSubject) -> Generations:
+    assert job.run.generations is not None, "these losses show in requests"
+    return job.run.generations
 
 
 class Queueing(_LossOfStep):
@@ -93,8 +92,8 @@ class Queueing(_LossOfStep):
     repair = Repair("more-slots", "Run all requests at once", assumes="memory for all of them")
     edits: ClassVar = {"engines={more}": "Generate with {more} engines"}
 
-    def effect(self, run: PostTrainingRun) -> str:
-        generations = _generations_of(run)
+    def effect(self, job: RlSubject) -> str:
+        generations = _generations_of(job)
         waits = generations.ran.start - generations.ran.submit
         return f"requests wait {seconds(float(waits.mean()))} for a free slot, up to {seconds(float(waits.max()))}"
 
@@ -115,10 +114,11 @@ class Tail(_LossOfStep):
         **dict([STALE]),
     }
 
-    def effect(self, run: PostTrainingRun) -> str:
-        generations = _generations_of(run)
-        most, usual = generations.requests.tokens.max(), np.median(generations.longest())
-        return f"responses have up to {most:,.0f} tokens, 95% of them at most {usual:,.0f}"
+    def effect(self, job: RlSubject) -> str:
+        generations = _generations_of(job)
+        tokens, usual = generations.requests.tokens, float(np.median(generations.longest()))
+        share = percent(float((tokens <= usual).mean()))
+        return f"responses have up to {tokens.max():,.0f} tokens, {share} of them at most {usual:,.0f}"
 
 
 class UnevenEngines(_LossOfStep):
@@ -137,12 +137,13 @@ class UnevenEngines(_LossOfStep):
     repair = Repair("even-engines", "Make engines end together", assumes="equal speeds, requests dealt by length")
     edits: ClassVar = {"longest-first": "Deal requests to engines by length, the longest first"}
 
-    def effect(self, run: PostTrainingRun) -> str:
-        generations = _generations_of(run)
+    def effect(self, job: RlSubject) -> str:
+        generations = _generations_of(job)
         tokens = np.bincount(generations.ran.engine, generations.ran.tokens, len(generations.names))
         most, speeds = three_digits(float(tokens.max() / tokens.mean())), generations.engines.speeds
         low, high = (three_digits(float(speed)) for speed in (speeds.min(), speeds.max()))
-        return f"engines decode at {low} to {high} times the median speed, and one has {most} times the mean tokens"
+        work = f"one has {most} times the mean tokens" if most != "1" else "all have as many tokens"
+        return f"engines decode at {low} to {high} times the median speed, and {work}"
 
 
 class Tools(_LossOfStep):
@@ -157,8 +158,8 @@ class Tools(_LossOfStep):
     suggested_fix = "give tools a time limit, run more of them at once, and free the slot of a request meanwhile"
     repair = Repair("instant-tools", "Make tools answer at once", assumes="tools that take no time")
 
-    def effect(self, run: PostTrainingRun) -> str:
-        generations = _generations_of(run)
+    def effect(self, job: RlSubject) -> str:
+        generations = _generations_of(job)
         tools, took = float(generations.ran.tool_s.mean()), float((generations.ran.end - generations.ran.start).mean())
         return f"a request spends {seconds(tools)} in tools, {percent(tools / took)} of its time"
 

@@ -367,7 +367,7 @@ def _cost(job: Subject, headline: NamedLoss, causes: Sequence[Cause], leading: C
         lost = seconds(headline.lost_s / job.steps_in_whole)
         most, whole = most or "about ", f"every step of {job.unprofiled_step_words} without the profiler"
     if in_few_steps or not job.daily or job.gpus is None:
-        return f"{most}{lost} of {whole}{than.rstrip(',')}"
+        return f"{most}{lost} of {whole}{than.rstrip(',;')}"
     return (
         f"{most}{lost} of {whole}{than}"
         f" {three_digits(headline.returning_share * job.gpus * 24)} of {job.gpus * 24:,} GPU-hours a day"
@@ -383,7 +383,7 @@ def cause_words(job: Subject, cause: Cause) -> str:
 def _place(job: Subject, cause: Cause) -> str:
     """Ranks and nodes of a cause."""
     place = job.names.place(cause.where)
-    return job.everywhere if place is None else place.words
+    return job.where_else.get(cause.kind, job.everywhere) if place is None else place.words
 
 
 def _other(job: Subject, cause: Cause) -> str:

@@ -17,6 +17,7 @@ from tracekit.analysis.evidence.subject import JobKind, Subject
 from tracekit.analysis.numeric.arrays import Floats, Int32s
 from tracekit.analysis.rl.account import RlAccount
 from tracekit.analysis.rl.rl_run import USUAL, PostTrainingRun, Scenario, Without, more_engines
+from tracekit.base.text import listed
 from tracekit.report.finding import Place
 from tracekit.trace.facts import RL_LOG, TRAJECTORIES, Lack
 
@@ -64,6 +65,16 @@ class RlSubject(Subject, frozen=True, eq=False):
         if engines > 1:
             return f"all {engines:,} engines"
         return "the only engine" if engines else "the whole loop"
+
+    @cached_property
+    def where_else(self) -> dict[str, str]:
+        """See `Subject`: of uneven engines, those whose pace alone costs at least half of what all of that does."""
+        generations = self.run.generations
+        lost_s = next((loss.lost_s for loss in self.account.losses if loss.loss == "engines"), 0.0)
+        if generations is None or not lost_s > 0:
+            return {}
+        slow = np.flatnonzero(generations.costs_of_pace() >= lost_s / 2).tolist()
+        return {"engines": listed(generations.names[engine] for engine in slow)} if slow else {}
 
     @property
     def recorded_s(self) -> float:

@@ -92,6 +92,11 @@ class Subject(Struct, frozen=True, eq=False, dict=True):
         return "its only rank" if self.gpus == 1 else "all ranks"
 
     @property
+    def where_else(self) -> dict[str, str]:
+        """Where kinds of cause are that name no part of the job but are not everywhere, in words."""
+        return {}
+
+    @property
     def all_workers_traced(self) -> bool:
         """Whether every worker of the job has ops in the trace."""
         return True

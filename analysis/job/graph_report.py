@@ -59,7 +59,7 @@ _NO_OVERHEAD = (
     "what recording cost the hosts shows between operators, and the recording has too few of them, or was not made with"
     " torch.profiler"
 )
-_NO_STACKS = "recorded without stacks; to see lines of code, record with_stack=True"
+_NO_STACKS = "recorded without stacks; to see lines of code, record with torch.profiler and with_stack=True"
 
 
 class AnalysedGraph(Analysed, frozen=True, kw_only=True, eq=False):

@@ -62,7 +62,7 @@ _MOST_STEPS, _MOST_REQUESTS = 200, 600
 _LEGEND = [
     LegendEntry("decoding, even engines", 0),
     LegendEntry("decoding, odd engines", 1),
-    LegendEntry("decoding, of the longest 5%", 5),
+    LegendEntry("decoding, in the tail", 5),
     LegendEntry("waiting to start", 3),
 ]
 

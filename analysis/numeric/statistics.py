@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.numeric import parallel
-from tracekit.analysis.numeric.arrays import Floats, Ints
+from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.base.limits import Finite
 from tracekit.base.text import seconds
 
@@ -31,6 +31,8 @@ CONFIDENCE = 0.95
 _SAMPLES = 2000
 #: Values that differ by no more than this share are equal but for the rounding of their sums.
 _ROUNDING = 1e-9
+#: Probability of taking the normal noise of a side for a step apart. Chosen; steps that stand apart do so by far.
+_APART = 0.01
 #: Ask for fewer more steps than this.
 _MOST_STEPS = 100_000
 #: Ask for fewer more runs than this.
@@ -85,7 +87,8 @@ class MeanDifferences(Struct, frozen=True, eq=False):
     the difference; infinite if there are too few steps to tell. All intervals together hold at `confidence`. `steps`,
     `blocks`: their numbers on both sides. `runs`: the number of runs before. `between`: the standard deviation of their
     means, [figures]; 0 for one run, which shows nothing of it. `noise`: how far identical runs differ for other reasons
-    than their steps, [figures], where the caller knows it.
+    than their steps, [figures], where the caller knows it. `rare`: half the width of the interval for what steps apart
+    from all others add, [figures].
     """
 
     before: Floats
@@ -98,6 +101,7 @@ class MeanDifferences(Struct, frozen=True, eq=False):
     runs: int = 1
     between: Floats | float = 0.0
     noise: Floats | None = None
+    rare: Floats | float = 0.0
 
     @property
     def difference(self) -> Floats:
@@ -114,7 +118,7 @@ class MeanDifferences(Struct, frozen=True, eq=False):
         """Half the width of each interval; 0 for a figure that does not vary."""
         error: Floats = np.hypot(*self.errors)
         error[error > 0] *= self.reach
-        margin: Floats = np.hypot(error, self._of_further_run(self.runs))
+        margin: Floats = np.hypot(np.hypot(error, self.rare), self._of_further_run(self.runs))
         return margin
 
     def _of_further_run(self, runs: int) -> Floats:
@@ -133,7 +137,8 @@ class MeanDifferences(Struct, frozen=True, eq=False):
         """How many more runs before would narrow the interval of a figure to +- `margin` if they spread as these do,
         None if too many, or if one run does not show how they spread.
         """
-        within = self.reach * float(np.hypot(*self.errors[:, column]))
+        rare = float(np.broadcast_to(self.rare, self.before.shape)[column])
+        within = math.hypot(self.reach * float(np.hypot(*self.errors[:, column])), rare)
 
         def is_enough(more: int) -> bool:
             return math.hypot(within, float(self._of_further_run(self.runs + more)[column])) <= margin
@@ -146,7 +151,8 @@ class MeanDifferences(Struct, frozen=True, eq=False):
 
         Their errors shrink with the root of the steps, the reach as that of Student's t for as many blocks.
         """
-        between = float(self._of_further_run(self.runs)[column])
+        rare = float(np.broadcast_to(self.rare, self.before.shape)[column])
+        between = math.hypot(float(self._of_further_run(self.runs)[column]), rare)
 
         def reach(grown: Floats) -> float:
             return student_beyond(self._chance, max(float(np.array(self.blocks) @ grown) - 2, 1.0))
@@ -211,14 +217,21 @@ def differences_of_means(before: Floats, after: Floats, confidence: float) -> Me
     studentised, since the standard errors of few blocks are uncertain themselves, and reach as far as the largest
     deviation of any figure does in `confidence` of the samples. Both halves of the samples use the same two streams of
     random numbers, the other way round: swapping the sides mirrors the result.
+
+    A single stall would make those errors vanish in each sample without it, and intervals absurd. So steps that stand
+    apart are no part of the noise: what they add to a mean has an interval of its own.
     """
-    sides, reach = (_Blocks(before), _Blocks(after)), math.inf
+    chance = 1 - confidence
+    apart = [_apart(side, chance) for side in (before, after)]
+    rare = np.hypot(*(_rare_margin(side, *away, chance) for side, away in zip((before, after), apart, strict=True)))
+    sides = [_Blocks(np.where(away, usual, side)) for side, (away, usual) in zip((before, after), apart, strict=True)]
+    reach = math.inf
     numbers = sides[0].number, sides[1].number
     if min(numbers) > 1:
         largest = np.concatenate([_largest(sides, seeds) for seeds in ((0, 1), (1, 0))])
         reach = float(np.quantile(largest, confidence, method="higher"))
     errors, steps = np.array([side.error for side in sides]), (len(before), len(after))
-    return MeanDifferences(sides[0].mean, sides[1].mean, errors, reach, confidence, steps, numbers)
+    return MeanDifferences(_mean(before), _mean(after), errors, reach, confidence, steps, numbers, rare=rare)
 
 
 def differences_from_runs(runs: Sequence[Floats], after: Floats, confidence: float) -> MeanDifferences:
@@ -245,6 +258,56 @@ def _mean(series: Floats) -> Floats:
     """The mean over the first axis; of equal values that value, not a rounded one."""
     mean: Floats = np.where((series == series[0]).all(axis=0), series[0], series.mean(axis=0))
     return mean
+
+
+def _apart(series: Floats, chance: float) -> tuple[Bools, Floats]:
+    """Mask of the few steps that stand apart from all others, [steps, figures], and the mean of the others, [figures].
+
+    The generalised extreme Studentized deviate test (Rosner, 1983), which finds such a step in normal noise of any
+    figure with a probability of 1 %. Few are as many as a share of more than `chance` of the samples lacks altogether,
+    about exp(-few).
+    """
+    steps, columns = len(series), np.arange(series.shape[1])
+    others, apart = np.ones(series.shape, np.bool_), np.zeros(series.shape, np.bool_)
+    few = min(math.floor(-math.log(chance)), (steps - 1) // 2) if steps >= FEWEST_STEPS else 0
+    for count in range(1, few + 1):
+        rest = steps - count
+        deviation = np.where(others, np.abs(series - series.mean(axis=0, where=others)), 0.0)
+        deviation[deviation <= _ROUNDING * np.abs(series).max(axis=0)] = 0.0
+        spread = np.sqrt((deviation**2).sum(axis=0) / rest)
+        farthest = deviation.argmax(axis=0)
+        t = student_beyond(_APART / (2 * (rest + 1) * len(columns)), rest - 1)
+        needed = rest * t / math.sqrt((rest - 1 + t * t) * (rest + 1))
+        others[farthest, columns] = False
+        apart = np.where(deviation.max(axis=0) > needed * spread, ~others, apart)
+    return apart, series.mean(axis=0, where=~apart)
+
+
+def _rare_margin(series: Floats, apart: Bools, usual: Floats, chance: float) -> Floats:
+    """Half the width of the interval for what steps apart add to each mean, [figures]: neighbours are one event, and
+    identical runs have as many as a Poisson distribution allows.
+    """
+    margin = np.zeros_like(usual)
+    for column in np.flatnonzero(apart.any(axis=0)).tolist():
+        places = np.flatnonzero(apart[:, column])
+        events = np.split(series[places, column] - usual[column], np.flatnonzero(np.diff(places) > 1) + 1)
+        sizes, count = np.array([event.sum() for event in events]) / len(series), len(events)
+        margin[column] = math.sqrt((sizes**2).mean()) * (poisson_most(count, chance / (2 * len(usual))) - count)
+    return margin
+
+
+def poisson_most(count: int, chance: float) -> float:
+    """The largest mean of a Poisson distribution that gives at most `count` with a probability of `chance`."""
+
+    def is_beyond(mean: float) -> bool:
+        return math.exp(-mean) * sum(mean**number / math.factorial(number) for number in range(count + 1)) < chance
+
+    low, high = 0.0, 1.0
+    while not is_beyond(high):
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        low, high = (low, middle) if is_beyond(middle) else (middle, high)
+    return low
 
 
 class _Blocks:

@@ -255,6 +255,15 @@ class Generations:
             engines = structs.replace(engines, speeds=np.ones_like(engines.speeds))
         return self._seconds(requests, engines)
 
+    def costs_of_pace(self) -> Floats:
+        """By how much each engine prolongs the mean generation if all others keep the median pace, s, [engines]."""
+        even = structs.replace(self.engines, speeds=np.ones_like(self.engines.speeds))
+        last = np.zeros((2, len(self.recorded), len(self.names)))
+        for of_pace, engines in zip(last, (self.engines, even), strict=True):
+            np.maximum.at(of_pace, (self.ran.step, self.ran.engine), decode(self.requests, engines)[0])
+        longer: Floats = np.maximum(last[0] - last[1].max(axis=1, keepdims=True), 0.0)
+        return np.asarray(longer[WARM_UP:].mean(axis=0))
+
     def in_scenario(self, scenario: Scenario, engines: int | None) -> tuple[Floats, int]:
         """Seconds of each generation in a scenario, and the most steps that a request is carried over."""
         changed = self.engines.of_number(engines or len(self.engines.speeds))

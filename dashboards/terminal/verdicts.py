@@ -14,7 +14,7 @@ from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted, printable, short, three_digits
 from tracekit.bill.ledger import Bill
 from tracekit.costs.claimed import BillPart
-from tracekit.costs.of_report import PART_OF
+from tracekit.costs.of_report import NOT_TRUSTED, PART_OF
 from tracekit.dashboards.documents.markdown import gate_table
 from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table
 from tracekit.dashboards.words import cause_sentence, trust_row
@@ -196,10 +196,13 @@ def _costliest_of_runs(bill: Bill) -> tuple[str, float | None] | None:
 
 def _costliest_of_rows(bill: Bill) -> tuple[str, float | None] | None:
     """The same of a bill without places: the costliest cause of a loss. Its rows do not say what a cause that overlaps
-    with others cost by itself.
+    with others cost by itself. None if more went to steps whose analysis is not trusted: any cause may have cost that.
     """
+    untrusted = bill.by("cause").filter(part=NOT_TRUSTED[0], cause=NOT_TRUSTED[1])["spent"].sum()
     losses = bill.by("cause").filter(pl.col("part").is_in(_LOSSES)).sort("spent", descending=True)
     if losses.is_empty():
         return None
     cause, lost = losses.select("cause", "spent").row(0)
+    if lost < untrusted:
+        return None
     return f"{kind_words(cause)}, {three_digits(lost)} {bill.unit}", None if cause in bill.overlapping else lost

@@ -16,6 +16,7 @@ from judges.eventsim.run import simulate
 from judges.eventsim.truth import mean_step_s, without
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job, of_steps
 from tracekit.analysis.attribution.attribute import attribute
+from tracekit.analysis.job.graph import GraphJob
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
@@ -28,6 +29,7 @@ from tracekit.synth import PythonGc, SequenceLengthImbalance, SlowNic, SlowWorke
 from tracekit.trace.canonical import Trace
 from tracekit.trace.compute_order import Schedule
 from tracekit.trace.model import Layout
+from tracekit.trace.op import OpTrace, ProcessGroup
 
 
 def report_of(trace: Trace) -> Report:
@@ -139,6 +141,29 @@ def test_many_times_below_zero_are_not_trusted():
     assert structs.replace(found, clamped_transfers=4, one_clock=True).trust.trustworthy
     missed = structs.replace(found, clamped_transfers=4, one_clock=True, with_delays=1.06 * found.recorded).trust
     assert any("4 transfers or launch delays" in reason for reason in missed.reasons)
+
+
+def test_a_replay_that_many_ops_contradict_promises_no_saving() -> None:
+    """The slow rank's backward begins 0.02 s before its forward has ended; why no price is believed, no fix has one."""
+    slow = [("forward-compute", 0.4), ("backward-compute", 0.5)]
+    trace = data_parallel_job([slow] + [[FORWARD, BACKWARD]] * 3, steps=8)
+    assert all(fix.withheld is None for fix in report_of(trace).fixes if fix.cause)
+    early = (pl.col("dp_rank") == 0) & (pl.col("kind") == "backward-compute")
+    earlier = pl.when(early).then(0.02).otherwise(0.0)
+    moved = trace.ops.with_columns(start=pl.col("start") - earlier, duration=pl.col("duration") + earlier)
+    report = report_of(replace(trace, ops=moved))
+    (reason,) = [reason for reason in report.trust.reasons if "lie more than 10 ms below zero" in reason]
+    assert {fix.withheld for fix in report.fixes if fix.cause} == {reason}
+
+
+def test_the_cost_of_one_step_of_ops_ends_without_a_semicolon() -> None:
+    """Rank 1 takes 0.06 s longer in the one step there is, half of it longer than the mean."""
+    ops = [(0, 0, "forward", 0.0, 0.1, [], None), (0, 1, "forward", 0.0, 0.16, [], None)]
+    ops += [(0, rank, "all-reduce", 0.16 - 0.06 * (1 - rank), 0.03 + 0.06 * (1 - rank), [rank], 0) for rank in (0, 1)]
+    columns = ["step", "rank", "kind", "start", "duration", "waits_for", "rendezvous"]
+    frame = pl.DataFrame(ops, columns, orient="row").with_columns(group=pl.lit("dp"))
+    report = GraphJob(OpTrace(frame, name="two", groups=(ProcessGroup("dp", (0, 1)),))).report
+    assert report.answer.cost == "30.0 ms of the one 190.0 ms step recorded, compared with mean ops"
 
 
 def unrecorded(trace: Trace, kind: str) -> Trace:

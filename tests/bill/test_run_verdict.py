@@ -441,6 +441,7 @@ def test_a_cause_is_told_with_its_cost_its_steps_and_its_time() -> None:
     assert told(run_cause(), run_cause(cause="python-gc")).startswith("rank 1 on a, slow rank, cost 15.0%")
     assert told(run_cause(hosts=("a", "b"), ranks=(1, 2))).startswith("ranks 1-2 cost 15.0%")
     assert told(run_cause(ranks=(), cause="unexplained")).startswith("straggler losses without a known cause cost")
+    assert told(run_cause(ranks=(), kind=LossKind.ENGINES, cause="engines")).startswith("engines cost 15.0% of the run")
     comes = told(run_cause(clear_windows=2, first_step=40, last_step=40))
     assert f"of the run, step 40 in 3 of 5 windows, {clock}" in comes
     assert told(run_cause(since=None, last_step=None)) == "rank 1 on a cost 15.0% of the run; it goes on"

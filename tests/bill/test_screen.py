@@ -39,6 +39,14 @@ def test_a_cause_without_which_the_bill_is_the_same_has_no_line_about_that() -> 
     assert "Without" not in shown
 
 
+def test_no_cause_is_the_worst_where_more_went_to_steps_that_are_not_trusted() -> None:
+    for untrusted_s, is_told in ((3600.0, True), (3601.0, False)):
+        ledger = Ledger("job", None, None)
+        parts = ((BillPart.INPUT, "input", 3600.0), (BillPart.UNKNOWN, "analysis not trusted", untrusted_s))
+        ledger.add_one(0.0, 10_000.0, 1, *parts, (BillPart.USEFUL, "training", 6400.0 - untrusted_s))
+        assert ("Worst    input, 1 GPU-hours" in screen(ledger.bill(10_000.0))) == is_told
+
+
 def test_a_cause_that_overlaps_is_told_with_what_it_cost_by_itself_and_the_bill_is_without_only_that() -> None:
     """Of 2 hours, 1 is billed to a cause without which alone the run had taken half an hour less."""
     billed = bill(1800, 3600, 1800)

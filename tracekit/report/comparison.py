@@ -199,6 +199,9 @@ def _trust(reports: tuple[Report, Report]) -> str:
     ]
     if doubts:
         return "; ".join(doubts)
+    if any(report.job.basis == "phases" for report in reports):
+        first, second = (report.answer.trust for report in reports)
+        return first if first == second else f"A: {first}; B: {second}"
     error = max(report.trust.replay_error or 0.0 for report in reports)
     return f"both replays are within {error:.1%} of their recordings"
 

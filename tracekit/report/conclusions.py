@@ -17,7 +17,7 @@ from tracekit.analysis.attribution.patterns import SpacePattern, TimePattern
 from tracekit.analysis.numeric.statistics import Estimate
 from tracekit.base.limits import Amount, Count, Finite, Moment, Number, Ordinal, Proportion, Seconds
 from tracekit.base.text import runs, short
-from tracekit.report.finding import LossKind, Place, SeenOnce, Spent, Unit
+from tracekit.report.finding import OF_POST_TRAINING, LossKind, Place, SeenOnce, Spent, Unit
 from tracekit.report.tables import Maybe
 from tracekit.trace.model import Worker
 
@@ -441,6 +441,8 @@ class RunCause(Struct, frozen=True):
     @property
     def is_known(self) -> bool:
         """Whether it says who or why."""
+        if self.kind in OF_POST_TRAINING:  # each of these kinds of loss is a cause
+            return True
         return self.kind is not None and self.cause not in (UNEXPLAINED, str(self.kind))
 
 

@@ -62,6 +62,8 @@ MARK, CATALOGUE, UNFINISHED, JOBS, LEFT_OUT = "tracekit-store", "catalog.duckdb"
 DELIVERIES, WATCH_ERRORS = "told", "watch-errors.log"
 _SUFFIX = {WindowPart.OPS: ".parquet", WindowPart.REPORT: ".report.json", WindowPart.WORKERS: ".workers.parquet"}
 _MARK_TEXT = b"This folder is a store of tracekit; `tracekit store list FOLDER` lists its jobs.\n"
+#: Marks that older versions wrote, which are as good.
+_OLDER_MARKS = (b"This folder is a store of tracekit; `tracekit info --store FOLDER` lists its jobs.\n",)
 _CHUNK = 1 << 20
 #: A line of the note of unfinished windows: job and number.
 _NOTED = re.compile(rb"([0-9]{1,18}) ([0-9]{1,18})")
@@ -394,7 +396,7 @@ class Folder:
 
     def _has_mark(self) -> bool:
         try:
-            return self.contained.read(MARK) == _MARK_TEXT
+            return self.contained.read(MARK) in (_MARK_TEXT, *_OLDER_MARKS)
         except FileNotFoundError:
             return False
 

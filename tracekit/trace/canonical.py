@@ -235,6 +235,7 @@ class Trace:
             step_starts or {},
             origin,
             stated=stated_unit(free_metadata),
+            unit=stated,
             integers=all(timed[name].dtype.is_integer() for name in ("start", "duration")),
         )
         check_bounds(checked, origin)

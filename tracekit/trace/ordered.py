@@ -255,5 +255,5 @@ def ordered_trace(
     frozen = MappingProxyType({**starts}), MappingProxyType(free_metadata)
     trace = OrderedTrace.of(Trace(worker_frame, layout, encodable(name), *frozen), workers, columns)
     judged, stated = judged_steps(trace.steps, trace.rows), stated_unit(trace.metadata)
-    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, integers=integers)
+    check_magnitudes(trace.sample(judged), judged, step_starts, source, stated=stated, unit=unit, integers=integers)
     return trace

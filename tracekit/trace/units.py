@@ -276,12 +276,14 @@ def check_magnitudes(
     source: Origin,
     *,
     stated: TimeUnit | None,
+    unit: TimeUnit | None,
     integers: bool,
 ) -> None:
     """Raise TraceError if another unit than seconds would explain the times far better.
 
     `ops`: canonical columns, at least of these `steps` (see `judged_steps`) and of the rank of the first row.
-    `stated`: the unit of the input, if stated. `integers`: True if the input had integers.
+    `stated`: the original unit of the times, if stated. `unit`: that of the input, which a canonical file, in seconds,
+    does not state again. `integers`: True if the input had integers.
 
     Uses medians, or the fastest op of each step (its median over steps), never a single op: a two-hour checkpoint, an
     evaluation, one hung step or one slow link cannot raise an alarm (`USUAL`). Each statistic outside its usual range
@@ -294,7 +296,7 @@ def check_magnitudes(
     few = ops.select("step", "rank", "kind", "duration").filter(is_judged)
     _check_same_unit(few, source)
     statistics = [*_statistics(few), *_overlap(ops, step_starts)]
-    _check_usual(statistics, source, stated, integers=integers)
+    _check_usual(statistics, source, stated, unit, integers=integers)
 
 
 def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
@@ -308,7 +310,9 @@ def check_bounds(ops: pl.DataFrame, source: Origin) -> None:
             raise violation(source, ops[name], row, f"expected {expected}; convert the column")
 
 
-def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, *, integers: bool) -> None:
+def _check_usual(
+    statistics: list[_Statistic], source: Origin, stated: TimeUnit | None, unit: TimeUnit | None, *, integers: bool
+) -> None:
     """Raise TraceError if the statistics are far from usual and another unit would bring them back."""
     distance = sum(statistic.beyond() for statistic in statistics)
     alarm = ALARM_OF_INTEGERS if integers else ALARM
@@ -322,7 +326,7 @@ def _check_usual(statistics: list[_Statistic], source: Origin, stated: TimeUnit 
         return
     worst = sorted(statistics, key=lambda statistic: -statistic.beyond())[:2]
     listed = ", ".join(str(statistic) for statistic in worst if statistic.beyond())
-    raise TraceError(f"{source}: {listed}; {_advice(best, stated)}")
+    raise TraceError(f"{source}: {listed}; {_advice(best, unit)}")
 
 
 def _advice(factor: float, stated: TimeUnit | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,30 @@ def test_losses_by_hand(tmp_path: Path) -> None:
     assert found == pytest.approx(
         {"queueing": 0.0, "tail": 0.0, "engines": 0.0, "tools": 0.0, "reward": 0.5, "sync": 1.0}, abs=1e-6
     )
+
+
+def _rounds(path: Path, requests: Sequence[tuple[int, float]], engines: int = 4) -> Path:
+    """Six steps in which every engine has requests of that many tokens; a token takes 20 ms, on the last engine longer
+    by the factor. Training takes 8 s, the sync 0.5 s.
+    """
+    rows, begins = list[dict[str, Any]](), 0.0
+    for step in range(6):
+        ends = begins
+        for engine, (number, (tokens, factor)) in itertools.product(range(engines), enumerate(requests)):
+            end = begins + 0.02 * tokens * (factor if engine == engines - 1 else 1)
+            rows.append(request(f"{engine}-{number}", step, begins, end, tokens, engine=f"engine-{engine}"))
+            ends = max(ends, end)
+        spans = (("generate", begins, ends), ("train", ends, ends + 8), ("sync", ends + 8, ends + 8.5))
+        rows += [{"phase": name, "step": step, "start": start, "end": end} for name, start, end in spans]
+        begins = ends + 8.5
+    return write(path, rows)
+
+
+def test_a_slow_engine_is_named_and_one_with_more_work_is_not_slow(tmp_path: Path) -> None:
+    slow = RlJob.read([_rounds(tmp_path / "slow.jsonl", [(400, 1.6), (410, 1.6), (420, 1.6)])]).report.answer
+    assert slow.who is not None
+    assert slow.who.startswith("engine-3, in every step")
+    assert slow.why == "engines decode at 0.625 to 1 times the median speed, and all have as many tokens"
 
 
 def test_prices_by_hand(tmp_path: Path) -> None:
