@@ -9,7 +9,7 @@ from tests.handmade import Lane, frame
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.finding import Place
-from tracekit.trace.canonical import Trace
+from tracekit.trace.canonical import RUN_QUEUE, Trace
 from tracekit.trace.model import Layout, Worker
 
 STEPS = 12
@@ -38,10 +38,18 @@ def lane(
     )
 
 
-def diagnosis(works: dict[int, Lane]) -> Diagnosis:
-    """Of two ranks. `works`: the steps of both ranks in `WORKS`; in all others, they do no host work."""
+def diagnosis(works: dict[int, Lane], queued_s: float = 0.0) -> Diagnosis:
+    """Of two ranks on a host. `works`: the steps of both ranks in `WORKS`; in all others, they do no host work.
+    `queued_s`: how long rank 1 had no processor in each of these.
+    """
     parts = [frame(works if step in WORKS else {0: lane(), 1: lane()}, [step]) for step in range(STEPS)]
-    return PipelineJob(Trace.from_frame(pl.concat(parts), Layout(dp=2, pp=1), name="by hand")).analysis.diagnosis
+    ops = pl.concat(parts)
+    waits = pl.when(pl.col("dp_rank") == 1, pl.col("step").is_in(WORKS)).then(queued_s).otherwise(0.0)
+    first = pl.col("kind").cast(pl.String) == "forward-compute"
+    ops = ops.with_columns(queued=pl.when(first).then(pl.concat_list(waits)))
+    facts = {"hosts": {"0": "node", "1": "node"}, RUN_QUEUE: {"0": 0.0, "1": queued_s * len(WORKS) / STEPS}}
+    trace = Trace.from_frame(ops, Layout(dp=2, pp=1), name="by hand", metadata=facts)
+    return PipelineJob(trace).analysis.diagnosis
 
 
 @pytest.mark.parametrize(
@@ -74,3 +82,16 @@ def test_a_rank_that_takes_longer_at_the_checkpoint_of_all_costs_what_it_takes_l
     assert [cause.saved_s for cause in found.causes] == pytest.approx([2.0, 1.5])
     prices = {fix.kind: fix.saved_s for fix in found.fixes}
     assert (prices["async-checkpoint"], prices["even-checkpoints"]) == pytest.approx((2.0, 1.5))
+
+
+def test_recorded_collections_are_their_rank_s_however_long_its_thread_waits_in_them():
+    """Of 1.5 s of collections in every third step, rank 1 had no processor for 1.4 s: they cost 0.5 s a step."""
+    cause = diagnosis({0: lane(), 1: lane(after_s=1.5)}, queued_s=1.4).causes[0]
+    assert (cause.kind, cause.where) == ("python-gc", RANK_1)
+    assert cause.saved_s == pytest.approx(0.5)
+    assert cause.confidence < 0.1  # the waits explain fourteen fifteenths of it
+
+
+def test_busy_cores_are_those_of_the_rank_and_the_steps_that_wait():
+    (cause,) = diagnosis({0: lane(), 1: lane("host-delay", after_s=1.5)}, queued_s=1.4).causes
+    assert (cause.kind, cause.where, cause.when) == ("busy-cores", RANK_1, "every 3 steps")
