@@ -398,7 +398,11 @@ class BusyCores(Detector):
         if not busy:
             return
         waiting = np.any([cells[host] for host in busy], axis=0)
-        wait_s, longest_s = float(waits_s[waiting].mean()), float(waits_s[waiting].max())
+        where, named = Place(host=busy[0]) if len(busy) == 1 else Place(), waiting
+        few = _with_nearly_all(waits_s * waiting)
+        if 2 * few.sum() <= waiting.sum():
+            where, named = Place(workers=job.workers_where(few)), few
+        wait_s, longest_s = float(waits_s[named].mean()), float(waits_s[named].max())
         figures = (
             Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
@@ -408,10 +412,6 @@ class BusyCores(Detector):
         if seconds(longest_s) != seconds(wait_s):
             effect += f", one of them {seconds(longest_s)}"
         change = without_run_queue(job, waiting)
-        where = Place(host=busy[0]) if len(busy) == 1 else Place()
-        few = _with_nearly_all(waits_s * waiting)
-        if 2 * few.sum() <= waiting.sum():
-            where = Place(workers=job.workers_where(few))
         slowest = job.worker(*divmod(int(np.where(waiting, waits_s, -1.0).argmax()), waits_s.shape[1]))
         time, excess = _course(job, slowest)
         yield Candidate(

@@ -95,3 +95,4 @@ def test_recorded_collections_are_their_rank_s_however_long_its_thread_waits_in_
 def test_busy_cores_are_those_of_the_rank_and_the_steps_that_wait():
     (cause,) = diagnosis({0: lane(), 1: lane("host-delay", after_s=1.5)}, queued_s=1.4).causes
     assert (cause.kind, cause.where, cause.when) == ("busy-cores", RANK_1, "every 3 steps")
+    assert cause.effect == "training threads wait 466.7 ms of each step for a processor"
