@@ -269,3 +269,9 @@ class Checkpoints(_InSeveralKinds):
     planned = OpKind.CHECKPOINT
     repair = Repair("async-checkpoint", "Write checkpoints asynchronously")
     finders: ClassVar = {JobKind.PIPELINE: "stops.checkpoint_stalls", JobKind.RECORDING: "gpu_host.checkpoints_on_host"}
+
+    def fixes(self, job: Subject, finding: Cause) -> Iterator[Plan]:
+        """See `Detector.fixes`. Workers that take longer than their peers are to be as fast as these."""
+        for plan in super().fixes(job, finding):
+            goal = {"kind": "even-checkpoints", "title": "Make checkpoints as fast as those of the peers"}
+            yield structs.replace(plan, **goal) if finding.where.workers else plan

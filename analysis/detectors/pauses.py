@@ -14,15 +14,23 @@ from tracekit.analysis.detectors.detector import FINDINGS, Candidate, Detector, 
 from tracekit.analysis.detectors.stops import STOPS, longest_share, stopped_workers, stops_s
 from tracekit.analysis.evidence.compute_profile import BACKWARD, FORWARD
 from tracekit.analysis.evidence.computes import Pauses, paused_share, stopped_cells
-from tracekit.analysis.evidence.host_code import process_stops_s, run_queue_s, steps_with_stops, stopped_processes
+from tracekit.analysis.evidence.host_code import (
+    HOST_CODE,
+    process_stops_s,
+    run_queue_s,
+    steps_with_stops,
+    stopped_processes,
+)
 from tracekit.analysis.evidence.off_cpu import WAITS, without_core_waits, without_stops
 from tracekit.analysis.evidence.pipeline_subject import (
     PipelineSubject,
     all_ops,
+    checkpoints,
     collections,
     communicating,
     computing,
     data_loads,
+    evaluations,
     host_work,
 )
 from tracekit.analysis.evidence.slow_workers import busy_s
@@ -38,6 +46,8 @@ from tracekit.trace.model import OpKind, Worker
 GC_INTERVALS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 #: Waits are followed over at most so many spans of steps.
 MOST_SPANS = 48
+#: Findings that consist of recorded ops of the host, and these.
+_HOST_WORK = {"python-gc": collections, "checkpoint-stalls": checkpoints, "evaluation": evaluations}
 #: Found in computes and optimizers without the waits of each step, where these are known.
 WITHOUT_WAITS = frozenset({"bad-worker", "slow-optimizer"})
 
@@ -388,7 +398,11 @@ class BusyCores(Detector):
         if not busy:
             return
         waiting = np.any([cells[host] for host in busy], axis=0)
-        wait_s, longest_s = float(waits_s[waiting].mean()), float(waits_s[waiting].max())
+        where, named = Place(host=busy[0]) if len(busy) == 1 else Place(), waiting
+        few = _with_nearly_all(waits_s * waiting)
+        if 2 * few.sum() <= waiting.sum():
+            where, named = Place(workers=job.workers_where(few)), few
+        wait_s, longest_s = float(waits_s[named].mean()), float(waits_s[named].max())
         figures = (
             Figure("waiting for a processor, over the step", wait_s / step_s, SMALLEST_BLAMELESS_SHARE, Unit.SHARE),
             Figure("longest wait", longest_s, 0.0, Unit.SECONDS),
@@ -398,7 +412,6 @@ class BusyCores(Detector):
         if seconds(longest_s) != seconds(wait_s):
             effect += f", one of them {seconds(longest_s)}"
         change = without_run_queue(job, waiting)
-        where = Place(host=busy[0]) if len(busy) == 1 else Place()
         slowest = job.worker(*divmod(int(np.where(waiting, waits_s, -1.0).argmax()), waits_s.shape[1]))
         time, excess = _course(job, slowest)
         yield Candidate(
@@ -417,7 +430,7 @@ class BusyCores(Detector):
         """Make candidates less sure by the share of their price that goes with the waits for a processor.
 
         A thread without a processor is slow at whatever it does. A candidate gives way to busy cores that explain most
-        of it.
+        of it, unless it is host work that was recorded: such work is done, however long the thread waits in it.
         """
         if not run_queue_s(job).any():
             return candidates
@@ -429,12 +442,23 @@ class BusyCores(Detector):
             if candidate.change is not None and candidate.kind != self.kind:
                 share = job.explained(candidate.change, free)
             beyond_waits = job.computes.queued_s is not None and candidate.kind in WITHOUT_WAITS
-            if not busy or beyond_waits or share < FINDINGS.most_of_price:
+            work = _HOST_WORK.get(candidate.kind)
+            recorded = work is not None and not work(job).empty
+            if not busy or beyond_waits or recorded or share < FINDINGS.most_of_price:
                 figure = Figure("explained by waits for a processor", share, 0.0, Unit.SHARE)
                 figures = (*candidate.evidence, figure) if round(share, 2) else candidate.evidence
                 sure = candidate.confidence * (1 - share)
                 remaining.append(structs.replace(candidate, evidence=figures, confidence=sure))
         return remaining
+
+
+def _with_nearly_all(waits_s: Floats) -> Bools:
+    """The fewest workers with nearly all waits; both [stages, dp_ranks]."""
+    order = np.argsort(-waits_s, axis=None, kind="stable")
+    shares = np.cumsum(waits_s.ravel()[order]) / waits_s.sum()
+    few = np.zeros(waits_s.size, np.bool_)
+    few[order[: int(np.searchsorted(shares, HOST_CODE.of_few_share)) + 1]] = True
+    return few.reshape(waits_s.shape)
 
 
 def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, float]:
@@ -447,6 +471,9 @@ def _course(job: PipelineSubject, worker: Worker) -> tuple[TimePattern | None, f
     if job.computes.queued_s is None:
         return None, _longer(float(run_queue_s(job)[hit].item()) / job.recorded_s)
     waits_s = job.computes.queued_s.transpose(0, 2, 1)[hit][0]
+    time = pattern_of_series(1 + waits_s / safe(recorded_s), steps.tolist())
+    if time.period is not None:
+        return time, _longer(float(waits_s.sum() / safe(recorded_s.sum())))
     first = np.unique(np.linspace(0, len(steps), MOST_SPANS, endpoint=False).astype(int))
     shares = np.add.reduceat(waits_s, first) / safe(np.add.reduceat(recorded_s, first))
     time = pattern_of_series(1 + shares, steps[first].tolist())

@@ -71,9 +71,12 @@ def checkpoint_stalls(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
     changes += [breaks.change] if stalled and breaks is not None else []
     few = _stop_the_others(job, stops, recorded=recorded, stalled=stalled)
     title = ALONE_TITLE if few else TOGETHER_TITLE
+    slow = slow_at_shared_work(job, stops) if recorded and not stalled else ()
+    if slow:
+        yield _slow_at_checkpoints(kind, job, stops, slow)
     yield Candidate(
         kind,
-        Place(workers=slow_at_shared_work(job, stops) if recorded and not stalled else ()),
+        Place(),
         _effect(job, few, lost_s, figures, recorded=recorded),
         figures,
         confidence_from(figures) * (1.0 if recorded else STOPS.unrecorded_confidence),
@@ -81,6 +84,26 @@ def checkpoint_stalls(kind: str, job: PipelineSubject) -> Iterator[Candidate]:
         1 + lost_s / job.unchanged_s,
         title=None if recorded else title,
         next_check=None if recorded else STALL_CHECK,
+    )
+
+
+def _slow_at_checkpoints(kind: str, job: PipelineSubject, stops: Floats, slow: tuple[Worker, ...]) -> Candidate:
+    """Workers that take longer than their peers at a checkpoint that all write: they cost their excess."""
+    factor = _at_pace_of_step(stops, job.cells_of(slow))
+    excess_s = (stops * (1 - factor[:, 0])).max(axis=(0, 2))
+    figures = figures_of_stops(job, excess_s, "checkpoints beyond those of the peers", "such a checkpoint")
+    return Candidate(
+        kind,
+        Place(workers=slow),
+        f"its checkpoints take up to {seconds(figures[2].value)} longer than those of its peers, in"
+        f" {figures[1].value:,.0f} of {len(excess_s):,} steps",
+        figures,
+        confidence_from(figures),
+        Scale(checkpoints(job), factor),
+        1 + excess_s / job.unchanged_s,
+        title="Checkpoints take longer on a worker than on its peers",
+        suggested_fix="compare what {ranks} and a peer write to (bandwidth, load of the storage), and how large their"
+        " shards are",
     )
 
 

@@ -23,6 +23,7 @@ from tracekit.analysis.evidence.pipeline_subject import (
 )
 from tracekit.analysis.evidence.significance import Episodes, episodes_of
 from tracekit.analysis.evidence.subject import evidence
+from tracekit.analysis.graph.megatron import GRADIENT_REDUCTION
 from tracekit.analysis.graph.op_grid import OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import median, of_peers, safe, sampled
@@ -65,6 +66,7 @@ _PLACES = {
     "between forward and backward, the loss included": (OpKind.LOSS,),
     "before backwards": (OpKind.BACKWARD_COMPUTE, OpKind.BACKWARD_WEIGHT),
     "before the optimizer": (OpKind.OPTIMIZER,),
+    "before gradients are reduced": GRADIENT_REDUCTION,
     "before collectives between computes": (OpKind.FORWARD_COLLECTIVES, OpKind.BACKWARD_COLLECTIVES),
     _BETWEEN_STEPS: (OpKind.HOST_DELAY,),
     _WITHIN_STEPS: (OpKind.HOST_DELAY,),

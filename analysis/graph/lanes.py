@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
+from tracekit.analysis.graph.end_of_step import after_tails, first_after_tail
 from tracekit.analysis.graph.megatron import (
     BACKWARD,
     COMPUTE_STREAM,
@@ -72,7 +73,7 @@ class PlacedLanes(Struct, frozen=True, eq=False):
     else [rows, lanes]. `present`: mask of the ops that exist, [rows, lanes], None for all; an absent op takes no time
     and begins when the op before it ends. `stream_order`: orders the rows of a stream, [rows]; None: use the starts of
     any lane. `posted`, `resumed`: recorded seconds, [rows, lanes], at which the host requested a transfer and continued
-    after waiting for it, nan for other ops; None if not recorded.
+    after waiting for it, nan for other ops; None if not recorded. `after_tail`: as in `LaneOps`; None: as in any lane.
     """
 
     counts: Int32s
@@ -85,6 +86,7 @@ class PlacedLanes(Struct, frozen=True, eq=False):
     seq: Int32s
     present: Bools | None = None
     stream_order: Floats | None = None
+    after_tail: Ints | None = None
     posted: Floats | None = None
     resumed: Floats | None = None
 
@@ -312,6 +314,7 @@ def _group(placed: PlacedLanes, ops: _LaneOps, virtual: Ints) -> LaneGroup:
             stages=trace.layout.pp,
             virtual=virtual,
             where=f"{short(trace.name)}: step {ops.steps[placed.step[0]]}, dp_rank {placed.dp_rank[0]}",
+            after_tail=first_after_tail(placed) if placed.after_tail is None else placed.after_tail,
             microbatch=placed.microbatch[:, 0] if ops.inferred else None,
         )
     )
@@ -460,7 +463,8 @@ def optional_kinds(counts: Int32s) -> tuple[OpKind, ...]:
 
 
 def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> dict[StructureHash, Ints]:
-    """Indices of lanes by counts, chunk assignment, order within streams, and sends that waited for a reduction.
+    """Indices of lanes by counts, chunk assignment, order within streams, host work among the ops at the end of a step,
+    and sends that waited for a reduction.
 
     `by_microbatch`: also by the order of microbatches.
     """
@@ -470,6 +474,9 @@ def by_structure(placed: PlacedLanes, *, by_microbatch: bool = False) -> dict[St
         signature = signature * np.uint64(_MIX) + row_hash(placed.microbatch.T)
     native.hash_streams(placed.start, *_stream_ranges(placed.by_stage), signature)
     _hash_held_sends(placed, signature)
+    for rows, after_tail in after_tails(placed):
+        for row in np.flatnonzero(after_tail.any(axis=1)):
+            signature += after_tail[row].astype(np.uint64) * _mark(rows[row])
     counts = int(row_hash(placed.counts[None])[0])
     return {(counts, int(signature[same[0]])): same for same in by_value(signature, np.arange(len(signature)))}
 

@@ -10,7 +10,8 @@ states them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ COMPUTE_STREAM = (
 )
 #: Kinds that share the data-parallel stream, in order of start.
 DP_STREAM = (OpKind.PARAMS_ALL_GATHER, OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
+#: Host work, which a loop may also do between the collectives of its end, or after the optimizer.
+HOST_WORK = (OpKind.DATA_LOAD, OpKind.CHECKPOINT, OpKind.HOST_DELAY, OpKind.GC, OpKind.EVALUATION)
 #: The collectives that combine gradients over the DP ranks; DistributedDataParallel uses all-reduce.
 GRADIENT_REDUCTION = (OpKind.GRADS_REDUCE_SCATTER, OpKind.ALL_REDUCE)
 #: Largest tolerance in comparing recorded times, seconds, to detect a send that waited for a reduction. Chosen.
@@ -65,7 +68,7 @@ class LaneOps(Struct, frozen=True, eq=False):
 
     `stream_order`: orders the ops of a stream; their starts, or numbers in the same order. `microbatch`: of each op, if
     receives were inferred from the computes and there are no sends; None if transfers were recorded. `virtual`: the
-    `virtual_stages` of the job.
+    `virtual_stages` of the job. `after_tail`: how many ops at the end of the step each row follows (see `step_tail`).
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -78,6 +81,7 @@ class LaneOps(Struct, frozen=True, eq=False):
     stages: int
     virtual: Ints
     where: str
+    after_tail: Ints
     microbatch: Int32s | None = None
 
 
@@ -87,7 +91,8 @@ class Structure(Struct, frozen=True, eq=False):
     `before`, `after`: edges, [edges] row numbers. `group`: rows that start their transfer together share a number,
     [rows]. `dp_key`: rows that also wait for the same op on all other DP ranks share a number, which is the same in
     every structure of the job; -1 for other rows, [rows]. `call`: sends and receives of one stage posted in one call
-    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own.
+    share a number; -1 for other rows, [rows]; None if every transfer is a call of its own. `late`: host work done
+    among the ops at the end of the step, [rows]; None if there is none.
     """
 
     pp_rank: npt.NDArray[np.int16]
@@ -99,6 +104,13 @@ class Structure(Struct, frozen=True, eq=False):
     group: Ints
     dp_key: Ints
     call: Ints | None = None
+    late: Bools | None = None
+
+    @property
+    def in_stream(self) -> Bools:
+        """Rows in the compute stream of their stage, [rows]."""
+        rows: Bools = np.isin(self.kind, [kind.code for kind in COMPUTE_STREAM])
+        return rows if self.late is None else rows & ~self.late
 
 
 def build_structure(ops: LaneOps) -> Structure:
@@ -128,6 +140,7 @@ def build_structure(ops: LaneOps) -> Structure:
         after=np.concatenate(builder.after),
         group=builder.group,
         dp_key=_dp_keys(ops),
+        late=ops.after_tail > 0,
     )
 
 
@@ -137,6 +150,25 @@ def merged_order(start: Floats, ranges: list[Ints]) -> Ints:
     # A running maximum keeps seq order if a recorded start goes back in time.
     keys = np.concatenate([np.maximum.accumulate(start[part]) if len(part) else start[part] for part in ranges])
     return rows[np.argsort(keys, kind="stable")]
+
+
+def step_tail(rows: Callable[[OpKind], Ints], start: Floats) -> Ints:
+    """The collectives and the optimizer at the end of a stage's step, in order. `rows`: the stage's rows of a kind."""
+    separate = rows(OpKind.SEPARATE_GRADS_ALL_REDUCE)
+    reductions = merged_order(start, [rows(kind) for kind in GRADIENT_REDUCTION])
+    before, after = (
+        np.concatenate([rows(kind) for kind in kinds])
+        for kinds in (
+            (OpKind.LAYERNORM_GRADS_ALL_REDUCE, OpKind.EMBEDDING_GRADS_ALL_REDUCE),
+            (OpKind.OPTIMIZER_CLIP_MAIN_GRAD, OpKind.OPTIMIZER),
+        )
+    )
+    return np.concatenate([before, separate if len(separate) else reductions, after])
+
+
+def with_late_work(tail: Ints, late: Ints, after_tail: Ints) -> Ints:
+    """The end of a step with the host work among it. `late`: its rows, in order; `after_tail`: as in `LaneOps`."""
+    return np.insert(tail, after_tail[late], late)
 
 
 def in_order_of_computes(transfers: Ints, virtual: Ints, of_computes: Ints) -> Ints:
@@ -181,6 +213,7 @@ class _Builder:
         cell = ops.pp_rank.astype(np.int64) * len(KINDS) + ops.kind
         self._bounds = np.searchsorted(cell, np.arange(ops.stages * len(KINDS) + 1))
         self._compute: dict[int, Ints] = {}
+        self._late: dict[int, Ints] = {}
         self._stage_of = np.argsort(ops.virtual.reshape(-1)) % ops.stages
         #: Whether even and odd chunks of a stage go over different links.
         self._v_shaped = bool((self._stage_of[ops.stages :] != self._stage_of[: -ops.stages]).any())
@@ -199,6 +232,8 @@ class _Builder:
     def add_streams(self, stage: int) -> None:
         """Order the ops of each stream; the first backward p2p waits for the end of the warm-up."""
         compute = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in COMPUTE_STREAM])
+        is_late = self.ops.after_tail[compute] > 0
+        compute, self._late[stage] = compute[~is_late], compute[is_late]
         self._compute[stage] = compute
         self.edge(compute[:-1], compute[1:])
         collectives = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in DP_STREAM])
@@ -225,23 +260,17 @@ class _Builder:
         compute = self._compute[stage]
         last = compute[-1:]
         reductions = merged_order(self.ops.stream_order, [self.rows(stage, kind) for kind in GRADIENT_REDUCTION])
-        separate = self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)
-        overlapped = len(separate) > 0
-        rest = np.concatenate(
-            [
-                self.rows(stage, OpKind.LAYERNORM_GRADS_ALL_REDUCE),
-                self.rows(stage, OpKind.EMBEDDING_GRADS_ALL_REDUCE),
-                separate if overlapped else reductions,
-                self.rows(stage, OpKind.OPTIMIZER_CLIP_MAIN_GRAD),
-                self.rows(stage, OpKind.OPTIMIZER),
-            ]
-        )
-        self.edge(rest[:-1], rest[1:])
-        self.edge(last, rest[: len(last)])
+        overlapped = len(self.rows(stage, OpKind.SEPARATE_GRADS_ALL_REDUCE)) > 0
+        tail = step_tail(partial(self.rows, stage), self.ops.stream_order)
+        self.edge(tail[:-1], tail[1:])
+        self.edge(last, tail[: len(last)])
+        if len(self._late[stage]):
+            tail = with_late_work(tail, self._late[stage], self.ops.after_tail)
+            self.edge(tail[:-1], tail[1:])
         if overlapped:
             for row in reductions:
                 self.edge(self._of_chunk(backward, row)[-1:], int(row))
-            self.edge(reductions[-1:], rest[: len(reductions[-1:])])
+            self.edge(reductions[-1:], tail[: len(reductions[-1:])])
 
     def add_held_send(self, stage: int) -> None:
         """Let the last backward and its send wait for the reductions inside it (DistributedDataParallel)."""

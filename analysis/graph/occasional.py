@@ -8,6 +8,7 @@ waits for the op before it. So a garbage collection at a random place does not n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from tracekit.analysis.graph.megatron import COMPUTE_STREAM, merged_order
+from tracekit.analysis.graph.end_of_step import first_after_tail, ops_ended, stage_rows
+from tracekit.analysis.graph.megatron import COMPUTE_STREAM, HOST_WORK, merged_order, step_tail, with_late_work
 from tracekit.analysis.numeric.arrays import Bools, Floats, Int32s, Ints
 from tracekit.analysis.numeric.parallel import by_name
 from tracekit.trace.model import DP_COLLECTIVES, KINDS, OpKind
@@ -46,8 +48,8 @@ class OccasionalOps(Struct, frozen=True, eq=False):
 class Cells(Struct, frozen=True, eq=False):
     """Places between computes where some lane of a structure has an op, in order of stage and stream.
 
-    `names`: stage, number of computes before it, section, layer, place of its kind in `COMPUTE_STREAM`, and chunk + 1,
-    [cells, 6]. `cell_of_op`: [ops].
+    `names`: stage, number of computes before it, of ops at the end of the step before it, section, layer, place of its
+    kind in `COMPUTE_STREAM`, and chunk + 1, [cells, 7]. `cell_of_op`: [ops].
     """
 
     names: Ints
@@ -62,18 +64,19 @@ class Cells(Struct, frozen=True, eq=False):
         its own, so that they share its cell, whatever else some of them have before it.
         """
         if not len(ops.lane):
-            return cls(np.empty((0, 6), np.int64), np.empty(0, np.int64))
+            return cls(np.empty((0, 7), np.int64), np.empty(0, np.int64))
         begin = _latest_so_far(ops)
-        gap = _computes_before(placed, ops, begin)
+        gap, tail = _computes_before(placed, ops, begin), _tail_before(placed, ops, begin)
         place = _PLACE_IN_STREAM[ops.kind]
         order = np.lexsort((ops.seq, place, begin, gap, ops.stage, ops.lane))
         worker, code = ops.lane * (int(ops.stage.max()) + 1) + ops.stage, place * (int(ops.chunk.max()) + 2) + ops.chunk
-        fresh, meets = np.any(np.diff([worker[order], gap[order]], prepend=-1), axis=0), _MEETS[ops.kind[order]]
+        fresh = np.any(np.diff([worker[order], gap[order], tail[order]], prepend=-1), axis=0)
+        meets = _MEETS[ops.kind[order]]
         section, layer = np.empty((2, len(order)), np.int64)
         section[order] = 2 * _count_since(fresh, meets) - meets
         fresh |= np.diff(section[order], prepend=-1) != 0
         layer[order] = _count_since(fresh, ~fresh & (np.diff(code[order], prepend=0) <= 0))
-        columns = ops.stage, gap, section, layer, place, ops.chunk + 1
+        columns = ops.stage, gap, tail, section, layer, place, ops.chunk + 1
         sizes = [int(column.max()) + 1 for column in columns]
         names, cell_of_op = np.unique(np.ravel_multi_index(columns, sizes), return_inverse=True)
         return cls(np.stack(np.unravel_index(names, sizes), axis=1), cell_of_op)
@@ -104,7 +107,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
     """The lanes, all of one structure, with the ops added in these cells."""
     if not len(cells.names):
         return placed
-    stage_of_cell, gap, _, _, place, chunk = cells.names.T
+    stage_of_cell, gap, tail_of_cell, _, _, place, chunk = cells.names.T
     kind_of_cell = _KIND_OF_PLACE[place]
     counts = placed.by_stage.copy()
     np.add.at(counts, (stage_of_cell, kind_of_cell), 1)
@@ -138,13 +141,18 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
     stream_order = np.empty(rows)
     stream_order[common] = _order_of_placed(placed)
     stream_order[cell_row] = 2 * gap + (np.arange(len(gap)) + 1) / (len(gap) + 1)
+    after_tail = np.empty(rows, np.int64)
+    after_tail[common], after_tail[cell_row] = first_after_tail(placed), tail_of_cell
     start, duration = times(placed.start, ops.start), times(placed.duration, ops.duration)
     if not present.all():
         of_stage = np.repeat(np.arange(counts.size) // len(KINDS), counts.ravel())
         for ranges in _streams(counts):
             stream = np.concatenate(ranges)
-            chain, stage = stream[np.argsort(stream_order[stream])], np.flatnonzero(of_stage == of_stage[stream[0]])
-            _fill_absent(chain, stage, start, duration, present)
+            chain, stage = stream[np.argsort(stream_order[stream])], int(of_stage[stream[0]])
+            is_late = after_tail[chain] > 0
+            tail = step_tail(partial(stage_rows, counts, stage), start[:, 0])
+            chain = np.concatenate([chain[~is_late], with_late_work(tail, chain[is_late], after_tail)])
+            _fill_absent(chain, np.flatnonzero(of_stage == stage), start, duration, present)
     return replace(
         placed,
         counts=counts.ravel(),
@@ -157,6 +165,7 @@ def with_occasional(placed: PlacedLanes, ops: OccasionalOps, cells: Cells) -> Pl
         resumed=None if placed.resumed is None else times(placed.resumed, np.full(len(ops.lane), np.nan)),
         present=None if present.all() else present,
         stream_order=stream_order,
+        after_tail=after_tail,
     )
 
 
@@ -199,6 +208,16 @@ def _computes_before(placed: PlacedLanes, ops: OccasionalOps, begin: Floats) -> 
     return before
 
 
+def _tail_before(placed: PlacedLanes, ops: OccasionalOps, begin: Floats) -> Ints:
+    """The number of ops at the end of its step that each op follows, [ops]."""
+    before = np.zeros(len(ops.lane), np.int64)
+    works = np.isin(ops.kind, [kind.code for kind in HOST_WORK])
+    for stage in np.unique(ops.stage[works]).tolist():
+        of_stage = np.flatnonzero(works & (ops.stage == stage))
+        before[of_stage] = ops_ended(placed, stage, begin[of_stage], ops.lane[of_stage])
+    return before
+
+
 def _order_of_placed(placed: PlacedLanes) -> Floats:
     """`PlacedLanes.stream_order` of lanes without occasional ops, with room between two computes."""
     start = placed.start[:, 0]
@@ -227,7 +246,7 @@ def _streams(by_stage: Int32s) -> list[list[Ints]]:
 
 
 def _fill_absent(chain: Ints, stage: Ints, start: Floats, duration: Floats, present: Bools) -> None:
-    """Absent ops of a stream (`chain`, its rows in order) take no time and begin when the op before them ends.
+    """Absent ops of a stage (`chain`, its rows in order) take no time and begin when the op before them ends.
 
     Absent ops at the beginning begin with the first op of `stage` (its rows): no op waits for them.
     """

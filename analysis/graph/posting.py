@@ -56,8 +56,6 @@ TAIL = (
 )
 
 _TRANSFERS = (*SENDS, *RECVS)
-#: Work of a worker's host, in the order of its computes.
-HOST_KINDS = tuple(kind for kind in COMPUTE_STREAM if kind not in (FORWARD.compute, BACKWARD.compute))
 
 
 #: The assumption of the published method.
@@ -299,7 +297,7 @@ class _PostingStage:
         """Other rows in the stream of the computes, each with the number of computes before it."""
         structure, place = self.structure, 0
         of_stage = structure.pp_rank == structure.pp_rank[self.stream[0]]
-        for row in _in_order(structure, of_stage & np.isin(structure.kind, STREAM)):
+        for row in _in_order(structure, of_stage & structure.in_stream):
             if structure.kind[row] in _COMPUTES:
                 place += 1
             else:
@@ -394,7 +392,7 @@ def _host(lanes: RecordedLanes, stage: int) -> Ints:
     """Work of a stage's host, in order: the rows of its stream, and the first op after them."""
     structure = lanes.structure
     of_stage = structure.pp_rank == stage
-    rows = [np.flatnonzero(of_stage & (structure.kind == code)) for code in STREAM]
+    rows = [np.flatnonzero(of_stage & structure.in_stream & (structure.kind == code)) for code in STREAM]
     stream = merged_order(np.median(lanes.start, axis=1), rows)
     tail = [row for code in TAIL for row in np.flatnonzero(of_stage & (structure.kind == code)).tolist()]
     return np.concatenate([stream, np.array(tail[:1], np.int64)])
@@ -458,7 +456,7 @@ def _leading_work(structure: Structure) -> Iterator[tuple[list[int], list[int]]]
     gathering = structure.kind == OpKind.PARAMS_ALL_GATHER.code
     for stage in np.unique(structure.pp_rank[gathering]):
         of_stage = structure.pp_rank == stage
-        stream = _in_order(structure, of_stage & np.isin(structure.kind, STREAM))
+        stream = _in_order(structure, of_stage & structure.in_stream)
         works = takewhile(lambda row: structure.kind[row] not in _COMPUTES, stream)
         yield list(works), _in_order(structure, of_stage & gathering)
 

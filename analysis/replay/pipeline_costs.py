@@ -27,8 +27,8 @@ from msgspec import Struct
 from tracekit.analysis.graph import Posting
 from tracekit.analysis.graph.dependency_graph import Block, DependencyGraph, Template
 from tracekit.analysis.graph.lanes import StructureKey
+from tracekit.analysis.graph.megatron import COMPUTE_STREAM, GRADIENT_REDUCTION
 from tracekit.analysis.graph.op_grid import paired_rows
-from tracekit.analysis.graph.posting import HOST_KINDS
 from tracekit.analysis.numeric import parallel
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
 from tracekit.analysis.numeric.parallel import UNDIVIDED, Whole, by_name
@@ -75,10 +75,16 @@ def measure_durations(graph: DependencyGraph, method: Method = Method.TRACEKIT, 
 
 
 def keeps_delay(template: Template) -> Bools:
-    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait only for host work."""
+    """Rows with launch delays that the host causes, [rows]: of collectives, those that wait for nothing but work of
+    their worker. Forwards have waited for the parameters long before gradients are reduced.
+    """
     collective = np.isin(template.kind, [kind.code for kind in DP_COLLECTIVES])
-    for_work = np.isin(template.kind[template.waits_for], [kind.code for kind in HOST_KINDS])
-    waits_for_others = np.bincount(np.repeat(np.arange(template.rows), np.diff(template.first_wait))[~for_work])
+    waiting = np.repeat(np.arange(template.rows), np.diff(template.first_wait))
+    awaited = template.kind[template.waits_for]
+    for_work = np.isin(awaited, [kind.code for kind in COMPUTE_STREAM])
+    reduces = np.isin(template.kind[waiting], [kind.code for kind in GRADIENT_REDUCTION])
+    for_work |= reduces & (awaited == OpKind.PARAMS_ALL_GATHER.code)
+    waits_for_others = np.bincount(waiting[~for_work])
     begins = np.arange(template.rows) >= len(waits_for_others)
     begins[: len(waits_for_others)] |= waits_for_others == 0
     by_host: Bools = ~template.is_communication | (collective & begins)

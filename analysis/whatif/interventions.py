@@ -5,9 +5,10 @@ In: a replay of any job and `Intervention`s. Out: step times or timelines. Edits
 changes, and so are the questions of the paper ("Understanding Stragglers in Large Model Training Using What-if
 Analysis", OSDI'25): `IDEAL`, `addition` and so on.
 
-Launch delays are kept. In a pipeline, those of compute ops are: the host causes them. So are those of the collectives
-that begin a worker's step, which have nothing earlier to wait for. Launch delays of other communication are dropped: a
-recv is posted when the framework gets to it, so most of its "delay" is waiting, which would go with the straggler.
+Launch delays are kept. In a pipeline, those of compute ops are: the host causes them. So are those of collectives that
+wait for nothing but work of their own worker: at the beginning of a step, and where gradients are reduced. Those of
+other communication are dropped: a recv is posted when the framework gets to it, so most of its "delay" is waiting,
+which would go with the straggler.
 
 Changes are made to a `CostOverlay`. It knows which rows of a block are recorded, constant in all lanes, or replaced, so
 that a question about kinds or stages copies no matrix and never changes a recorded one.

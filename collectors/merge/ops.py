@@ -253,22 +253,23 @@ def _before_closures(optimizers: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFram
 
 
 def _with_collections_marked(ops: pl.DataFrame) -> pl.DataFrame:
-    """Add `inside`, whether an op is a garbage collection that counts as part of an optimizer: it starts inside it.
-
-    Garbage collections between the gradient reduction and the optimizer are included: the graph has no place for host
-    work there, so their time becomes the launch delay of the optimizer.
+    """Add `inside`, whether an op is a garbage collection that counts as part of another op: it starts inside an
+    optimizer, or while gradients are reduced, where its thread would have waited.
     """
     key = ["rank", "step"]
     optimizers = ops.filter(pl.col("kind") == str(OpKind.OPTIMIZER)).select(*key, "start_ns", until_ns="end_ns")
     reduced = (
-        ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP])).group_by(key).agg(reduced_ns=pl.col("start_ns").min())
+        ops.filter(pl.col("kind").is_in([*REDUCTIONS, CLIP]))
+        .group_by(key)
+        .agg(reducing_ns=pl.col("start_ns").min(), reduced_ns=pl.col("end_ns").max())
     )
     is_pause = pl.col("kind") == str(OpKind.GC)
     pauses = ops.filter(is_pause).sort("start_ns")
     placed = pauses.join_asof(optimizers.sort("start_ns"), on="start_ns", by=key, check_sortedness=False)
     placed = placed.join(reduced, on=key, how="left")
-    inside, behind = pl.col("start_ns") < pl.col("until_ns"), pl.col("start_ns") >= pl.col("reduced_ns")
-    marked = placed.select(*OP_COLUMNS, inside=inside.fill_null(value=False) | behind.fill_null(value=False))
+    inside = pl.col("start_ns") < pl.col("until_ns")
+    reducing = pl.col("start_ns").is_between("reducing_ns", "reduced_ns", closed="left")
+    marked = placed.select(*OP_COLUMNS, inside=inside.fill_null(value=False) | reducing.fill_null(value=False))
     return pl.concat([ops.filter(~is_pause).with_columns(inside=pl.lit(value=False)), marked])
 
 

@@ -132,6 +132,44 @@ def test_what_one_rank_does_before_the_others_meet_it_between_computes_is_host_c
     assert "before collectives between computes" in cause.effect
 
 
+def before_reduction(works_s: tuple[float, ...], *, gathers: bool) -> Trace:
+    """Ranks that work so long between the backward, which ends at 3.1 s, and a reduction of 0.25 s, by rank. `gathers`:
+    parameters are gathered at the beginning, and gradients scattered.
+    """
+    begin_s, reduction = (0.1, "grads-reduce-scatter") if gathers else (0.0, "all-reduce")
+    reduced_s = 3.1 + max(works_s) + 0.25
+    lanes = {
+        rank: (
+            *([(0, "params-all-gather", 0, None, 0.0, 0.1)] * gathers),
+            (0, "forward-compute", 0, 0, begin_s, 1.1),
+            (0, "backward-compute", 0, 0, 1.1, 3.1),
+            (0, reduction, 0, None, 3.1 + works, reduced_s),
+            (0, "optimizer", 0, None, reduced_s, reduced_s + 0.25),
+        )
+        for rank, works in enumerate(works_s)
+    }
+    return Trace.from_frame(frame(lanes, STEPS), Layout(dp=len(works_s), pp=1), name="by hand")
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_what_one_rank_does_between_backward_and_the_reduction_of_gradients_is_host_code(gathers):
+    """Rank 1 works 0.5 s there; the others wait for it in the reduction."""
+    diagnosis = PipelineJob(before_reduction((0.0, 0.5, 0.0), gathers=gathers)).analysis.diagnosis
+    (cause,) = diagnosis.causes
+    assert (cause.kind, cause.where) == ("slow-host-code", Place(workers=(Worker(1, 0),)))
+    assert cause.saved_s == pytest.approx(0.5)
+    assert "before gradients are reduced" in cause.effect
+    assert diagnosis.trust.trustworthy
+
+
+def test_where_all_ranks_are_late_to_the_reduction_the_graph_may_lack_what_they_wait_for():
+    diagnosis = PipelineJob(before_reduction((0.5, 0.5, 0.5), gathers=False)).analysis.diagnosis
+    (cause,) = diagnosis.causes
+    assert (cause.kind, cause.where) == ("host-bound-launch", Place())
+    assert cause.saved_s == pytest.approx(0.5)
+    assert not diagnosis.trust.trustworthy
+
+
 def test_what_one_rank_does_between_forward_and_backward_is_no_slow_machine():
     """Beside peers of 0.1 s it takes 0.4 s: the step is 0.3 s longer, at that place."""
     (cause,) = causes_with_losses((1.0, 1.0, 1.0), (0.1, 0.4, 0.1))
@@ -206,7 +244,8 @@ def test_a_cause_is_less_sure_by_what_waits_for_a_core_explain_of_it():
 
 def test_a_cause_that_waits_for_a_core_explain_gives_way_to_busy_cores():
     """Rank 1 alone had no core, for 2.4 s: without that, its optimizer is as fast as the other one."""
-    assert set(with_slow_optimizer((0.0, 2.4))) == {"busy-cores"}
+    (cause,) = with_slow_optimizer((0.0, 2.4)).values()
+    assert (cause.kind, cause.where) == ("busy-cores", Place(workers=(Worker(1, 0),)))
 
 
 @pytest.mark.parametrize(("before", "kind"), [("data-load", "late-data-loading"), ("host-delay", "slow-host-code")])

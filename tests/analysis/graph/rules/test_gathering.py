@@ -37,6 +37,7 @@ def recorded(
         stages=1,
         virtual=np.arange(chunks).reshape(-1, 1),
         where="test",
+        after_tail=np.zeros(len(kind), np.int64),
     )
     return RecordedLanes(
         build_structure(ops), np.repeat(start[:, None], count, axis=1), np.repeat(end[:, None], count, axis=1)

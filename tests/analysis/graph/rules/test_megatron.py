@@ -46,6 +46,7 @@ class Lane:
                     stages=self.stages,
                     virtual=np.arange(self.chunks * self.stages).reshape(self.chunks, self.stages),
                     where="step 7, dp_rank 0",
+                    after_tail=np.zeros(len(rows), np.int64),
                 )
             )
         )
