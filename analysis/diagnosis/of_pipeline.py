@@ -50,7 +50,7 @@ from tracekit.trace.facts import Fact
 
 #: The job as S sees it.
 _PLAIN: tuple[Intervention, ...] = (NoDelays(), NoOverlap())
-#: Kinds of loss share time if it is more than this of what all cost: what rounding leaves.
+#: Kinds of loss share time if it is more than this share of what all cost. Chosen: more than rounding leaves.
 LEAST_SHARED = 1e-9
 #: How a sentence names the time of a loss that all ranks share, unless its leading finding does.
 _WENT_TO = {

@@ -17,10 +17,16 @@ from typing import Any
 import numpy as np
 from msgspec import Struct, structs
 
+from tracekit.analysis.evidence.hidden_slowness import (
+    of_long_data,
+    quiet_level,
+    slow_in_square,
+    told_by_optimizers,
+    unclear_turns,
+    usual_worker,
+)
 from tracekit.analysis.evidence.off_cpu import core_pace, stands_out
 from tracekit.analysis.evidence.significance import Episodes, episodes_of, most_telling, needed_nats
-from tracekit.analysis.evidence.slow_optimizers import of_long_data, slow_in_square, told_by_optimizers
-from tracekit.analysis.evidence.turns import quiet_level, unclear_turns, usual_worker
 from tracekit.analysis.graph.op_grid import ComputeTable
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import (
@@ -68,6 +74,8 @@ class ComputeThresholds(Struct, frozen=True):
     fewest_places: int = 3
     #: ... of which at most this share is slow. Definition: the others are usual.
     slow_share: float = 0.5
+    #: Of fewer stages, quiet steps of the others do not tell long sequences of a DP rank. Definition: two compare.
+    fewest_stages: int = 3
     #: Neighbouring microbatches are related if they correlate by this much ... Statistic: sequence lengths do not
     #: correlate; a walk that forgets within one microbatch or more correlates by exp(-1) = 0.37 at least, and by half
     #: as much next to the mean of a few.
@@ -79,8 +87,6 @@ class ComputeThresholds(Struct, frozen=True):
 COMPUTES = ComputeThresholds()
 #: The first and the last of a table's kinds. In inference and evaluation, both are the forwards.
 FORWARD, BACKWARD = 0, -1
-#: With fewer stages, long sequences of a DP rank cannot be told from the other stage's quiet steps.
-FEWEST_STAGES = 3
 
 
 class ComputeProfile(Struct, frozen=True, eq=False):
@@ -192,7 +198,7 @@ def profile_computes(
     if own_cores and not uneven:
         cells = median(grid, (3,))
         unclear_stages = np.asarray(unclear_turns(cells).any(axis=(0, 2)))
-    elif own_cores and grid.shape[1] < FEWEST_STAGES:
+    elif own_cores and grid.shape[1] < COMPUTES.fewest_stages:
         turns = np.asarray(np.isfinite(quiet_level(median(grid, (3,)))).any(axis=(0, 2, 3)))
     model = _Model(base, elastic, position, work, turns, unclear_stages, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)

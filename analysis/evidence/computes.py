@@ -15,10 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis.evidence.compute_profile import BACKWARD, COMPUTES, FORWARD, ComputeProfile, profile_computes
+from tracekit.analysis.evidence.hidden_slowness import PLACES, place_factor, usual_worker
 from tracekit.analysis.evidence.off_cpu import WAITS, Lockstep, without_core_waits
-from tracekit.analysis.evidence.places import PLACES, place_factor
 from tracekit.analysis.evidence.significance import needed_nats
-from tracekit.analysis.evidence.turns import usual_worker
 from tracekit.analysis.graph.op_grid import ComputeTable, OpGrid, op_grid
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import (
@@ -128,7 +127,7 @@ class Computes(Struct, frozen=True, eq=False, dict=True):
         Stops of a process that keep in step with it hit forwards alone, or backwards alone, at the same place.
         """
         table = self._with_places
-        longer = None if table.empty else place_factor(table.grid)
+        longer = None if table.empty else place_factor(table.grid, COMPUTES.position)
         if longer is None:
             return None
         of_one_kind = ((longer > 1).any(axis=(2, 3, 4)).sum(axis=0) == 1) & (len(longer) > 1)

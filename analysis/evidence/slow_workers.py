@@ -26,12 +26,11 @@ from tracekit.analysis.evidence.compute_profile import (
     remembers,
     uneven_lengths,
 )
+from tracekit.analysis.evidence.hidden_slowness import OPTIMIZERS, together
 from tracekit.analysis.evidence.host_code import launch_delays, run_queue_s
 from tracekit.analysis.evidence.pipeline_subject import PipelineSubject, computing, optimizers
 from tracekit.analysis.evidence.significance import episodes_of, kinds_and_all, most_telling
-from tracekit.analysis.evidence.slow_optimizers import OPTIMIZERS
 from tracekit.analysis.evidence.subject import Subject, evidence
-from tracekit.analysis.evidence.turns import together
 from tracekit.analysis.numeric.arrays import Bools, Floats
 from tracekit.analysis.numeric.statistics import MEDIAN_ERROR, lower_median, median, nan_mean, of_peers, safe
 from tracekit.analysis.whatif.interventions import Intervention, Scale, Together

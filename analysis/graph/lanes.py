@@ -22,7 +22,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from tracekit.analysis import native
-from tracekit.analysis.graph.end_of_step import after_tails, first_after_tail
 from tracekit.analysis.graph.megatron import (
     BACKWARD,
     COMPUTE_STREAM,
@@ -35,6 +34,7 @@ from tracekit.analysis.graph.megatron import (
     is_v_shaped,
     virtual_stages,
 )
+from tracekit.analysis.graph.occasional import after_tails, first_after_tail
 from tracekit.analysis.graph.posting import RecordedLanes, sampled_lanes
 from tracekit.analysis.graph.unrecorded import Gap, gaps_of, missing_ops, with_inferred_transfers
 from tracekit.analysis.numeric import parallel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.analysis.evidence.turns import together, two_levels, usual_worker
+from tracekit.analysis.evidence.hidden_slowness import together, two_levels, usual_worker
 
 
 class TestUsualWorker:
