@@ -200,6 +200,8 @@ def profile_computes(
         unclear_stages = np.asarray(unclear_turns(cells).any(axis=(0, 2)))
     elif own_cores and grid.shape[1] < COMPUTES.fewest_stages:
         turns = np.asarray(np.isfinite(quiet_level(median(grid, (3,)))).any(axis=(0, 2, 3)))
+        if optimizer is not None:  # sequences that a rank has for some steps are no turn of its machine
+            turns &= np.isfinite(quiet_level(optimizer)).any(axis=1)
     model = _Model(base, elastic, position, work, turns, unclear_stages, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)
     if uneven:
