@@ -261,6 +261,11 @@ LOADED = (
     Row("YAML nested without end", published("a: " + "[" * 50_000), ("meta.yaml", "nested too deeply")),
     Row("YAML date that is none", published(YAML + "day: 2026-13-45\n"), ("not YAML (month must be in 1..12)",)),
     Row("YAML number without end", published(YAML + "x: " + "9" * 5000), ("meta.yaml", "not YAML (Exceeds the limit")),
+    Row(
+        "YAML of too small a world",
+        published("dp_size: 2\npp_size: 2\nworld_size: 3\n"),
+        ("meta.yaml: layout: world_size 3 is not a multiple of dp 2 x pp 2",),
+    ),
     Row("YAML without a size", published("dp_size: 2\npp_size: 2\n"), ("world_size is missing", "expected dp_size")),
     Row("YAML size as text", published(YAML.replace("2", "'2'", 1)), ("dp_size is '2'", "`dp_size: 4`")),
     Row("YAML size true", published(YAML.replace("2", "true", 1)), ("dp_size is True", "expected an integer")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,8 @@ from tests.handmade import run
 from tests.kineto_files import document, kernel, launch, write
 from tests.test_op_trace import DP, OPS
 from tests.test_report import problems
+from tracekit.synth import SynthSpec, synthesize
+from tracekit.trace.model import Layout
 from tracekit.trace.op import OpTrace
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved:chunks=2", "interleaved:chunks=3", "zb-h1", "zb-h1,weight=0.4")
@@ -55,6 +58,13 @@ def test_schedules_imply_bubbles_and_the_report_is_as_the_schema_says(pipeline: 
     assert refused == set()
     assert [row["pp_rank"] for row in found["by_stage"]] == list(range(STAGES))
     assert found["window_s"] == pytest.approx(found["work_s"] + found["idle_s"], rel=1e-12)
+
+
+def test_a_schedule_that_the_job_cannot_run_is_a_row_without_figures(tmp_path: Path) -> None:
+    synthesize(SynthSpec(Layout(dp=2), steps=3)).write_parquet(tmp_path / "job.parquet")
+    out = run("whatif", tmp_path / "job.parquet", "--bubbles", "--schedule", "interleaved:chunks=2", "--full").out
+    assert re.search(r"^ *interleaved:chunks=2 +refused *$", out, re.MULTILINE)
+    assert "interleaved:chunks=2 refused: " in " ".join(out.split())
 
 
 def test_the_flag_alone_prices_no_schedule(pipeline: Path) -> None:

@@ -11,8 +11,11 @@ from typing import Any
 import polars as pl
 import pytest
 
+from tests.analysis.rl.logs import lines, write
+from tests.analysis.whatif.test_peers import op_job
 from tests.handmade import LAYOUT, OPS_PER_STEP, slow_frame, slow_trace
 from tracekit.analysis.job.pipeline import PipelineJob
+from tracekit.analysis.job.rl_job import RlJob
 from tracekit.base.errors import SelectionError
 from tracekit.trace.canonical import Trace
 from tracekit.trace.chrome import STREAMS
@@ -167,6 +170,22 @@ def test_chosen_steps_are_written_and_no_others(tmp_path: Path) -> None:
     assert {event["args"]["step"] for event in slices(content)} == {5}
     with pytest.raises(SelectionError, match="it has 3 steps from 2 to 9"):
         job.export(tmp_path / "out.json.gz", steps=[7])
+
+
+def test_too_many_slices_of_ops_or_of_post_training_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ops are drawn three times, phases and requests once: 28 in four steps."""
+    monkeypatch.setattr("tracekit.trace.chrome.MOST_SLICES", 27)
+    ops = op_job(rank=list(range(10)), duration=[1.0] * 10)
+    with pytest.raises(SelectionError, match=r"30 slices are too many for a browser \(at most 27\)"):
+        ops.export(tmp_path / "out.json.gz")
+    phases = RlJob.read([write(tmp_path / "run.jsonl", lines())])
+    with pytest.raises(SelectionError, match="28 slices are too many for a browser; choose fewer --steps"):
+        phases.export(tmp_path / "out.json.gz")
+    monkeypatch.setattr("tracekit.trace.chrome.MOST_SLICES", 30)
+    assert ops.export(tmp_path / "out.json.gz").slices == 30
+    assert phases.export(tmp_path / "out.json.gz").slices == 28
 
 
 def test_by_default_a_large_job_shows_its_slowest_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,7 @@ def test_optional_packages_are_extras(name: str) -> None:
 
 def test_a_frame_of_pandas_names_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tracekit.load(folder / "slow.parquet")
-    assert len(job.report.pandas("by_worker")) == 4
+    assert len(job.report.pandas("by_worker")) == len(job.pandas("by_worker")) == 4
     for name in ("pandas", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"pip install 'tracekit-analysis\[pandas\]'"):
@@ -78,6 +78,8 @@ def test_a_frame_of_pandas_names_its_extra(folder: Path, monkeypatch: pytest.Mon
 
 def test_a_graph_for_networkx_names_its_extra(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = tracekit.load(folder / "slow.parquet").replay.graph
+    with pytest.raises(KeyError, match="step 9 is not in the graph; it has"):
+        graph.to_networkx(9)
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(
         MissingExtraError, match=r"networkx, which is not installed: pip install 'tracekit-analysis\[networkx\]'"

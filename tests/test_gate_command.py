@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,7 +22,7 @@ from benchmarks.gate import KINDS, simulated
 from tests.cases import case
 from tests.handmade import HEALTHY_LANE as LANE
 from tests.handmade import LAYOUT, command, frame, healthy_frame, run, slow_trace
-from tracekit.analysis.attribution.gate import unclear_slowdown
+from tracekit.analysis.attribution.gate import Gate, Judged, Outcome, Runs, unclear_slowdown
 from tracekit.analysis.job.gate_jobs import gate
 from tracekit.analysis.job.graph import GraphJob
 from tracekit.base.errors import ExitCode
@@ -101,6 +102,31 @@ def test_a_regression_between_the_ops_is_one_of_the_step(tmp_path: Path, runs: t
 
 
 @pytest.mark.slow
+def test_a_part_that_the_baseline_has_not_is_what_it_takes(tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    """Without the optimizer, at the end of a step, the step takes 0.5 s less and has 44 ops of 48."""
+    before = healthy_frame(range(5)).filter(pl.col("kind") != "optimizer")
+    Trace.from_frame(before, LAYOUT, name="before").write_parquet(tmp_path / "before.parquet")
+    ran = run("gate", runs[0], "--baseline", tmp_path / "before.parquet", "--noise", "0", "--json")
+    gate_ = json.loads(ran.out)
+    rows = {row["name"]: row for row in gate_["rows"]}
+    assert (rows["optimizer"]["before_s"], rows["optimizer"]["after_s"]) == (0.0, 0.5)
+    assert rows["optimizer"]["where"] == "on all 4 ranks"
+    assert (rows["step"]["before_s"], rows["step"]["after_s"]) == (10.75, 11.25)
+    assert "optimizer takes 500.0 ms instead of 0.00 s (500.0 ms more ± 0.00 s), on all 4 ranks" in gate_["sentence"]
+    assert "a step has 44 ops in the baseline and 48 in the run" in gate_["notes"]
+
+
+def test_a_verdict_that_more_baselines_would_give_asks_for_them() -> None:
+    side, unclear = Runs("run", 9, 2), partial(Judged, "step", Outcome.CANNOT_TELL, 10.0, 10.5, 0.5, 0.3)
+    for rows, words in (
+        ([unclear(None, 3)], ": record 3 more baselines"),
+        ([unclear(7, None), unclear(None, 1)], ": record 1 more baseline"),
+        ([unclear(7, None), unclear(4, None)], ": record 7 more steps of every run"),
+    ):
+        verdict = Gate.of(side, side, tuple(rows), limit=0.03, noise=None, notes=())
+        assert verdict.sentence == f"the step of identical runs differs by up to 5.0%{words}"
+
+
 def test_several_baselines_show_the_noise_between_runs(tmp_path: Path) -> None:
     """Optimizers of 0.45, 0.5 and 0.55 s end steps of 11.2, 11.25 and 11.3 s, without noise within a run: s is 0.05 s.
     Of the step alone, t of 2 degrees of freedom at 99 % is 9.9248, so identical runs differ by up to

@@ -14,8 +14,9 @@ import pytest
 from rich.console import Console
 
 from tests.handmade import LAYOUT, healthy_frame, run
+from tests.test_one_world import op_trace
 from tracekit.analysis.job.history import FEWEST_WINDOWS, History, Slower, _shift, history_of
-from tracekit.base.errors import ExitCode
+from tracekit.base.errors import ExitCode, SelectionError
 from tracekit.dashboards.terminal.details import print_history
 from tracekit.store import Incoming, Store
 from tracekit.synth import SynthSpec, synthesize
@@ -40,6 +41,13 @@ def stored(folder: Path, make: Callable[[int], Trace], windows: int = 10, job: s
     for number in range(windows):
         store.append(Incoming(make(number), job, "handmade"))
     return store
+
+
+def test_a_job_that_is_no_pipeline_has_no_history_of_hosts(tmp_path: Path) -> None:
+    store = stored(tmp_path, window, windows=1)
+    store.append(Incoming(op_trace(0.1, "ops"), "ops", "handmade"))
+    with pytest.raises(SelectionError, match="--history: job 'ops' is no pipeline, whose computes could be compared"):
+        history_of(store, "ops")
 
 
 def test_hosts_that_are_all_slower_are_named_with_the_window_since_when_and_the_price(tmp_path: Path) -> None:

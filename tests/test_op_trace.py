@@ -102,6 +102,8 @@ def test_a_member_that_was_not_recorded_is_named_and_not_trusted(tmp_path: Path)
     [
         ({"waits_for": pl.Series([0] * 9)}, "column 'waits_for' has type Int64; expected a list for each op"),
         ({"why": pl.Series([["rule"]] * 9)}, "column 'why', row 0: 1 words for 0 ops in 'waits_for'"),
+        ({"waits_for": pl.Series([["0"], *[[]] * 8])}, "column 'waits_for' has lists of String; expected row numbers"),
+        ({"waits_for": pl.Series([[0]] * 9), "why": pl.Series([[["rule"]]] * 9)}, "column 'why' has lists of List"),
         ({"waits_for": pl.Series([[99], *[[]] * 8])}, "'before'|the ops have rows 0 to 8"),
         ({"rank": pl.Series(["a"] * 9)}, "column 'rank' has type String; expected an integer"),
         ({"group": pl.Series(["tp"] * 9)}, "its group 'tp' is not among the groups"),

@@ -58,6 +58,7 @@ def test_runs_off_their_line_widen_the_interval(tmp_path: Path) -> None:
         ("24,5.17\n24,5.2\n", "one count of microbatches, 24"),
         ("", "no runs"),
         ("24,fast\n48,9\n", "line 2: 24,fast"),
+        ("24\n", "no column microbatches or step_time_s; expected microbatches,step_time_s"),
         ("24,9\n48,5\n", "take no longer"),
     ],
 )
@@ -104,6 +105,22 @@ def _mistyped(model: dict[str, Any]) -> None:
     model["memory_gB"] = model.pop("memory_gb", 1.0)
 
 
+def _too_large(model: dict[str, Any]) -> None:
+    model["layers"] *= 2_000
+
+
+def _slow_stages(model: dict[str, Any]) -> None:
+    model["slowness"] = [1.0] * 3
+
+
+def _recomputing(model: dict[str, Any]) -> None:
+    model["now"]["recompute"] = [False]
+
+
+def _other_buckets(model: dict[str, Any]) -> None:
+    model["now"]["buckets"] = [[1]] * len(model["now"]["split"])
+
+
 def _no_stages(model: dict[str, Any]) -> None:
     del model["stages"]
 
@@ -119,6 +136,10 @@ def _no_stages(model: dict[str, Any]) -> None:
         (_unknown_schedule, "zigzag"),
         (_interleaved, "interleaved cannot be planned"),
         (_fixed_buckets, 'cannot be fixed if the `split` is free; write "one" or "free", or keep the split, too'),
+        (_too_large, "10000 layers on 2 stages are too many to search; join layers that stay together"),
+        (_slow_stages, "`slowness` of 3 stages; expected 2"),
+        (_recomputing, "`now` says of 1 stages whether they recompute; expected 2"),
+        (_other_buckets, "the `buckets` of `now` do not hold the layers of its `split`"),
         (_no_stages, "missing required field `stages`"),
         (_mistyped, "unknown field `memory_gB`"),
     ],

@@ -175,7 +175,7 @@ def test_a_trace_of_tracekit_needs_no_look_for_importers_and_rules(
 
 #: A detector of what is one second too long, anywhere.
 DETECTOR = """
-from tracekit.analysis.detectors.detector import Candidate, Detector
+from tracekit.analysis.detectors.detector import Advice, Candidate, Detector, Figure
 from tracekit.analysis.whatif.interventions import AddTime
 from tracekit.report.finding import Place
 class it(Detector):
@@ -213,6 +213,8 @@ def found(plugged: str) -> tuple[list[str], tuple[str, ...]]:
         ("-1.0", "-1e6", "failed (ValueError: after its change, some step time is negative or no number)"),
         ('"takes a second too long"', "7", "expected a Place, and texts, in "),
         ("0.9", "None", "(TypeError: "),
+        ("(), 0.9", "(Figure('share', float('nan'), 0.0),), 0.9", "one of its figures is no number"),
+        ('"shorten it"', "Advice(7, 7)", "a finding of detector 'odd' cannot be used ("),
         ("1.0", "float('nan')", "failed (ValueError: after its change, some step time is negative or no number)"),
         ("def find", "def fixes(self, *both): raise OSError('later')\n    def find", "failed (OSError: later)"),
         ("def find", "def review(self, *both): raise OSError('seen')\n    def find", "failed (OSError: seen)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ from tests.cases import case
 from tests.handmade import run
 from tests.outputs import report_schema
 from tracekit.analysis.job.job import ReportOptions
-from tracekit.analysis.job.rl_job import AnalysedRun, RlJob
+from tracekit.analysis.job.rl_job import AnalysedRun, RlJob, _engines
 from tracekit.analysis.rl.account import RlAccount
+from tracekit.base.errors import SelectionError, TraceError
 from tracekit.dashboards.documents.markdown import markdown
-from tracekit.report.rl_step import LossTime
+from tracekit.report.rl_step import Generation, LossTime
 from tracekit.store import Store
 
 VERL = "".join(
@@ -326,3 +328,73 @@ def test_gpus_that_nobody_stated_are_unknown_and_so_are_gpu_hours(tmp_path: Path
     stated = json.loads(run("rl", tmp_path / "run.jsonl", "--gpus", "rollout=4,trainer=2", "--json").out)
     assert stated["job"]["gpus"] == 6
     assert stated["verdict"]["lost_gpu_hours_per_day"] == pytest.approx(stated["verdict"]["share"] * 6 * 24)
+
+
+def test_a_question_without_a_price_says_why_and_ops_are_not_asked_for(tmp_path: Path) -> None:
+    longer = [line | ({"end": line["end"] + 5} if line.get("phase") == "train" else {}) for line in lines()]
+    flagged = RlJob.read([write(tmp_path / "flagged.jsonl", longer)])
+    phases = RlJob.read([write(tmp_path / "phases.jsonl", [line for line in lines() if "phase" in line])])
+    assert phases.report.trust.trustworthy  # no replay of requests is needed
+    for ask, words in (
+        (lambda: flagged.answer("staleness=1"), "staleness=1: no price, the phases of a step take 15.50 s"),
+        (lambda: phases.answer("partial=0.9"), "partial=0.9: no price, needs trajectories"),
+        (
+            lambda: phases.replay,
+            "a graph of ops is for pipelines and op traces; phases.jsonl is a run of post-training",
+        ),
+        (lambda: phases.attribute_by("rank", "host"), "S by rank, host is for pipelines and op traces"),
+        (lambda: phases.without_steps([1]), r"phases.jsonl is a run .*: only pipelines can leave out steps"),
+        (phases.pipeline_evidence, "phases.jsonl: no pipeline of microbatches"),
+    ):
+        with pytest.raises((SelectionError, TraceError), match=words):
+            ask()
+
+
+def test_the_timeline_of_the_chosen_steps_is_written(tmp_path: Path) -> None:
+    """Three requests and four phases a step."""
+    job = RlJob.read([write(tmp_path / "run.jsonl", lines())])
+    assert repr(job) == "<Job run.jsonl: 4 steps of post-training>"
+    job.build()  # what its answers are made from, though it has no graph
+    assert job.export(tmp_path / "all.json.gz").slices == 28
+    done = job.export(tmp_path / "some.json.gz", steps=[1, 3, 7])
+    assert (done.steps, done.steps_in_job, done.slices) == (2, 4, 14)
+    drawn = [
+        one
+        for one in json.loads(gzip.decompress((tmp_path / "some.json.gz").read_bytes()))["traceEvents"]
+        if one["ph"] == "X"
+    ]
+    assert {one["args"]["step"] for one in drawn} == {1, 3}
+    assert [one["dur"] for one in drawn if one["name"] == "sync"] == [1e6, 1e6]
+    with pytest.raises(SelectionError, match=r"run.jsonl has none of these steps; it has 0 to 3"):
+        job.export(tmp_path / "none.json.gz", steps=[4])
+
+
+def test_a_redacted_run_has_the_same_numbers_and_no_names(tmp_path: Path) -> None:
+    both = [
+        line | {"engine": f"host-{line['tokens'] % 3}"} if "tokens" in line else line
+        for line in lines(sync_s=2.0, reward_s=1.0)
+    ]
+    path = write(tmp_path / "secret.jsonl", both)
+    named, redacted = (json.loads(run("whatif", path, "--json", *words).out) for words in ((), ("--redact",)))
+    assert sorted(named["generation"]["speeds"]) == ["host-1", "host-2"]
+    assert sorted(redacted["generation"]["speeds"]) == ["engine-0", "engine-1"]
+    assert "secret" not in json.dumps(redacted)
+    assert [redacted[key] for key in ("step_s", "losses", "what_if")] == [
+        named[key] for key in ("step_s", "losses", "what_if")
+    ]
+
+
+def test_stale_weights_and_uneven_engines_are_remarked(tmp_path: Path) -> None:
+    stale = [line | ({"version": max(line["step"] - 1, 0)} if "tokens" in line else {}) for line in lines(6)]
+    assert "weights lag behind by 1 step " in " ".join(
+        run("rl", write(tmp_path / "run.jsonl", stale)).out.replace("Engines", " ").split()
+    )
+    speeds = {"a": 0.5, "b": 1.0, "c": 1.5, "d": 1.6, "e": 1.7, "f": 1.8}
+    words = list(_engines(Generation(0.01, 0.002, speeds, 1, 5.0, 0.0, 0.0)))
+    assert words[1:] == [
+        "1 slot an engine",
+        "a at 0.5 times the median speed",
+        "c at 1.5 times the median speed",
+        "d at 1.6 times the median speed",
+        "2 more are uneven",
+    ]

@@ -33,8 +33,11 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.report.conclusions import Finding
 from tracekit.report.report import Report
 from tracekit.sources.load import load
+from tracekit.synth import SynthSpec, synthesize
+from tracekit.synth.injected_causes import SlowWorker
 from tracekit.trace.canonical import Trace
 from tracekit.trace.facts import COLLECTED
+from tracekit.trace.model import Layout
 
 USUAL, SLOW = (FORWARD, BACKWARD), (("forward-compute", 0.2), ("backward-compute", 0.4))
 LOAD = ("data-load", 0.3)
@@ -54,6 +57,12 @@ def slow_in(*steps: int, of: int = 20) -> Report:
 
 
 #: The jobs by which sentences.txt goes.
+def slow_ranks(*dp_ranks: int) -> Report:
+    """These DP ranks take 1.4 times as long as the others, on both stages."""
+    causes = tuple(SlowWorker(dp_rank=dp_rank, pp_rank=stage, factor=1.4) for dp_rank in dp_ranks for stage in (0, 1))
+    return PipelineJob(synthesize(SynthSpec(Layout(dp=4, pp=2), steps=12, noise=0.01, causes=causes, seed=3))).whatif()
+
+
 JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "slow rank": lambda: answered(*[USUAL] * 3, SLOW, hosts={"3": "node-1"}),
     "slow rank on CPUs": lambda: answered(*[USUAL] * 3, SLOW, format=COLLECTED),
@@ -101,6 +110,8 @@ JOBS: dict[str, Callable[[], Report | Diagnosis | Iterable[Finding]]] = {
     "more microbatches": lambda: microbatches.report(microbatches.counted(*[(6, 4, 4, 4)] * 8)),
     "microbatches as they come": lambda: microbatches.report(microbatches.counted(*microbatches.DRAWN)),
     "more ops": lambda: microbatches.of_ops().findings,
+    "slow DP rank": lambda: slow_ranks(1),
+    "slow kind of machine": lambda: slow_ranks(1, 2),
     "chunk": lambda: chunks.report({("B", 3): 3.0}).causes,
     "chunk in forwards": lambda: chunks.report({("F", 0): 1.5}).causes,
     "chunk in both directions": lambda: chunks.report({("B", 3): 3.0, ("F", 3): 5.0}).causes,

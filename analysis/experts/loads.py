@@ -138,10 +138,6 @@ def balanced_placement(tokens: Floats, ranks: int, slots: int, nodes: int = 1, g
     placement: Placement = []
     for node in range(nodes):
         on_node, width = members[node_of == node].ravel(), ranks // nodes
-        if len(on_node) > slots // nodes:
-            raise SelectionError(
-                f"{slots // nodes} slots on a node for {len(on_node)} experts; each needs at least one"
-            )
         counts = _replicas(tokens[on_node], slots // nodes)
         expert = np.repeat(np.arange(len(on_node)), counts)
         rank = _packed((tokens[on_node] / counts)[expert], width)

@@ -202,8 +202,6 @@ class Stages(Struct, frozen=True, eq=False, dict=True):
         """The tail of the layers before an end on that stage, in these buckets, seconds."""
         ready, reduce = self._ready_until(self._factor[stage], recompute), self.model.reduce
         computed, overlapped_s, behind, work = 0.0, 0.0, end, 0.0  # seconds alone; of these, at the same time
-        if self.model.replicas == 1:
-            return float(ready[end] - ready[end - sum(buckets)])
         arrivals: list[float] = []  # seconds of service
         works: list[float] = []
         for count in buckets:

@@ -324,9 +324,14 @@ def test_row_groups_of_any_size(tmp_path, rows, statistics):
 PIPELINE, DATA_PARALLEL = Pipeline(data=(0.1, 3.0)), DataParallel((4.0, 3.0), optimizer=(0.0, 2.0), pause_s=0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("job", "looked_at", "steps"), [(PIPELINE, 4, 1), (PIPELINE, 12, 5), (DATA_PARALLEL, 4, 5), (DATA_PARALLEL, 12, 1)]
+    ("job", "looked_at", "steps"),
+    [
+        pytest.param(PIPELINE, 4, 1, marks=pytest.mark.slow),
+        pytest.param(PIPELINE, 12, 5, marks=pytest.mark.slow),
+        (DATA_PARALLEL, 4, 5),
+        pytest.param(DATA_PARALLEL, 12, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_workers_that_begin_steps_early(tmp_path, monkeypatch, job, looked_at, steps):
     """Whichever steps of the job show when workers begin in a scenario, all batches begin them then."""

@@ -20,6 +20,7 @@ from tests.analysis.bubbles.simulated import (
     zb_h1,
 )
 from tracekit.analysis.bubbles.bubbles import find_bubbles
+from tracekit.analysis.bubbles.picture import bubbles_sentence
 from tracekit.analysis.replay.engine import JobReplay
 from tracekit.analysis.whatif.interventions import step_times
 from tracekit.base.errors import SelectionError
@@ -275,6 +276,19 @@ def test_a_step_that_was_cut_is_left_out() -> None:
     bubbles = found(_frame(rows, Layout(pp=3)))
     assert [(one.step, one.dp_rank) for one in bubbles.left_out] == [(2, 0)]
     assert bubbles.idle_s == pytest.approx(2 * 3)
+
+
+def test_steps_without_some_weight_gradients_are_left_out() -> None:
+    """One of each stage, or of the second alone."""
+    lane = uniform(zb_h1(3, 4), 1.0, 2.0, 1.0)
+    rows = [row for step in range(3) for row in lane.rows(step, 0, 1)]
+    without = [row for row in rows if row[4] != "backward-weight" or row[6] != 3]
+    bubbles = found(_frame(without, Layout(pp=3)))
+    assert bubbles.unknown == "no step has all computes of every microbatch on all stages"
+    assert bubbles_sentence(bubbles) == f"unknown: {bubbles.unknown}"
+    assert [one.step for one in bubbles.left_out] == [0, 1, 2]
+    one_stage = [row for row in rows if row[4] != "backward-weight" or row[6] != 3 or row[3] != 1]
+    assert [one.step for one in found(_frame(one_stage, Layout(pp=3))).left_out] == [0, 1, 2]
 
 
 def test_one_stage_is_no_pipeline_to_interleave() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 from tests.analysis.causes.disturbed import disturbed, one_worker, real_noise, table_of
 from tests.properties import examples
 from tracekit.analysis.attribution.attribute import forward_backward_correlation
+from tracekit.analysis.evidence import computes
 from tracekit.analysis.evidence.compute_profile import (
     BACKWARD,
     FORWARD,
     ComputeProfile,
     profile_computes,
 )
-from tracekit.analysis.evidence.computes import Computes
+from tracekit.analysis.evidence.computes import Computes, find_pauses
 from tracekit.analysis.graph.op_grid import op_grid, transfer_grid
 from tracekit.analysis.numeric.statistics import lower_median, median
 from tracekit.analysis.replay.engine import JobReplay
@@ -146,6 +148,25 @@ class TestFactors:
         found = pause[FORWARD][pause[FORWARD] > 0]
         assert len(found) > 10
         assert found == pytest.approx(0.2, abs=0.02)
+
+    def test_of_a_large_job_a_sample_and_the_suspects_show_whether_there_are_pauses(self, monkeypatch):
+        """Of four DP ranks the first and the suspects are looked at: pauses of another one are not seen in them."""
+        table, healthy = (table_of(replay_of(*causes)) for causes in ((PythonGc(pause_s=0.2, rate=0.2),), ()))
+        nobody = np.zeros((table.grid.shape[1], table.grid.shape[-1]), np.bool_)
+        whole = find_pauses(table, nobody)
+        monkeypatch.setattr(computes, "LARGEST_SAMPLE", 1)
+        assert np.array_equal(find_pauses(table, nobody).seconds, whole.seconds)
+        none = find_pauses(healthy, nobody)
+        assert not none.seconds.any()
+        assert not none.stopped.any()
+        assert (none.seconds.shape, none.stopped.shape, none.own_length) == (healthy.grid.shape, nobody.shape, False)
+        later = SimpleNamespace(grid=np.where(np.arange(table.grid.shape[-1]) == 3, table.grid, healthy.grid))
+        assert (find_pauses(later, nobody).seconds > 0).sum() == 0
+        suspect = nobody.copy()
+        suspect[0, 3] = True
+        seen = find_pauses(later, suspect).seconds
+        assert (seen > 0).any()
+        assert not np.delete(seen, 3, axis=-1).any()
 
     def test_microbatch_factors_are_those_that_were_injected(self):
         from tracekit.synth.injected_causes import JobShape

@@ -25,9 +25,11 @@ from tests.analysis.experts.simulated import (
 )
 from tests.handmade import run
 from tests.kineto_files import document, event, kernel, launch, write
+from tracekit.analysis.experts import loads as loads_file
 from tracekit.analysis.experts.balance import MEMBERS, ExpertJob
 from tracekit.analysis.experts.expert_loads import NO_LOADS, ExpertLoads
 from tracekit.analysis.experts.loads import Loads, balanced_placement, loads_of_ranks
+from tracekit.base.errors import FormatError
 
 SAMPLES = Path(__file__).parents[3] / "sample_traces"
 RNG = np.random.default_rng(3)
@@ -339,6 +341,34 @@ def test_a_damaged_log_is_one_error(skewed: Path, tmp_path: Path, lines: str, wo
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_blank_lines_of_a_log_are_no_loads_and_what_cannot_be_read_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = log(tmp_path / "loads.jsonl", SKEW)
+    whole = Loads.read(path)
+    path.write_text(path.read_text().replace("\n", "\n\n \n"))
+    assert np.array_equal(Loads.read(path).tokens, whole.tokens)
+    monkeypatch.setattr(loads_file, "_LARGEST_FILE", 100)
+    with pytest.raises(FormatError, match=r"loads\.jsonl: larger than 0 GiB; keep the steps of the recording"):
+        Loads.read(path)
+    with pytest.raises(FormatError, match="absent: no such file or folder"):
+        Loads.read(tmp_path / "absent")
+
+
+def test_one_rank_has_all_experts() -> None:
+    assert balanced_placement(np.array([3.0, 1.0]), 1, 2) == [[0, 0], [1, 0]]
+
+
+def test_a_plan_that_the_recording_cannot_price_says_what_it_needs(skewed: Path, tmp_path: Path) -> None:
+    simulate(EVEN, tmp_path)
+    for folder, plan, words in (
+        (skewed / "recording", "capacity=1.25", "the tokens of each expert are not known; give --expert-loads"),
+        (tmp_path, "chunks", "what transfers take without rows is not known; loads must vary"),
+    ):
+        (price,) = whatif(folder, "--rebalance", plan)["experts"]["rebalance"]
+        assert (price["saved_s"], price["unknown"]) == (None, words)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,11 @@ def test_the_swap_that_helps_both_ranks_most_comes_first(monkeypatch):
     assert cost.ravel()[best_deal_of_step(cost, np.arange(6).reshape(3, 2))].sum(axis=0).tolist() == [11.0, 8.0]
 
 
+def test_one_dp_rank_has_nobody_to_change_places_with():
+    cost = np.array([[3.0], [1.0], [2.0]])
+    assert best_deal_of_step(cost, deal_step(cost)).tolist() == deal_step(cost).tolist() == [[0], [2], [1]]
+
+
 def test_steps_of_one_microbatch_get_those_that_are_alike_the_cheap_ones_in_the_step_that_was_cheap():
     """The longest of both steps last 5 and 4 s, then 2 and 5 s."""
     assert grouped_cost(np.array([[[1.0, 5.0], [4.0, 1.5]]])).tolist() == [[[4.0, 5.0], [1.0, 1.5]]]

@@ -60,6 +60,12 @@ def test_a_stage_of_too_many_layers_is_named(job: tracekit.Job) -> None:
         job.answer("layers=4,4>7,1000000")
 
 
+def test_one_stage_has_nowhere_to_move_its_layers() -> None:
+    job = tracekit.job_of(synthesize(SynthSpec(Layout(dp=2), steps=3)))
+    with pytest.raises(SelectionError, match="layers move between the stages of a pipeline; this job has none"):
+        job.answer("layers=8>8")
+
+
 def test_layers_are_moved_by_hand() -> None:
     """The split that the fix proposes has its price; moving two layers back costs time again."""
     trace = synthesize(SynthSpec(Layout(dp=2, pp=4), steps=6, seed=21, causes=(SlowLastStage(factor=1.5),)))

@@ -285,6 +285,7 @@ class TestPlans:
             assert chosen is not None
             assert len(chosen) == fewest
         assert fewest_that_suffice("abcd", lambda items: len(items) > 4) is None
+        assert fewest_that_suffice("abcd", lambda items: {"a", "c"} <= set(items)) == ("a", "c")
 
     @pytest.mark.slow
     def test_no_repair_where_the_target_is_met_without_one(self):

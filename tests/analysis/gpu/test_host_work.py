@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from tracekit.analysis.gpu.op_trace import with_work
+from tracekit.analysis.gpu.op_trace import _made_room, with_work
 from tracekit.trace.op import HOST_SCHEMA, WHAT_SCHEMA
 
 WHATS = pl.DataFrame(
@@ -63,3 +63,17 @@ def test_an_op_that_mostly_loads_data_is_input_and_one_without_duration_consists
 def test_what_takes_little_of_all_time_goes_with_the_rest_of_its_reason():
     _, (parts,) = divided(ops_of((0, 0, 0.0, 10_000.0)), (0, 0, 0.0, 9_000.0, 0), (0, 0, 9_000.0, 9_001.0, 2))
     assert parts == {"operator aten::mm": (9_000.0, 1), "operator": (1.0, 1), "python": (999.0, 1)}
+
+
+def test_a_launch_that_lasts_until_an_op_ends_waits_for_room_in_the_queue() -> None:
+    """A launch each microsecond, ops of 10 us: the 601st returns as op 80 ends, with 520 of at most 541 queued."""
+    us, count = 1e-6, 601
+    start = [number * us for number in range(count)]
+    calls = pl.DataFrame({"start": start, "duration": [us / 2] * (count - 1) + [210.5 * us]})
+    gpu = pl.DataFrame(
+        {"launch": list(range(count)), "start": [10 * number * us for number in range(count)], "stream": 7}
+    ).with_columns(duration=pl.lit(10 * us))
+    assert _made_room(calls, gpu).tolist() == [-1] * (count - 1) + [80]
+    short = calls.with_columns(duration=pl.lit(us / 2))
+    assert _made_room(short, gpu).tolist() == [-1] * count
+    assert _made_room(calls.head(400), gpu.head(400)).tolist() == [-1] * 400

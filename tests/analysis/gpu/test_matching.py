@@ -4,6 +4,7 @@ import pytest
 
 from tests.analysis.gpu.jobs import load_ranks
 from tests.kineto_files import all_reduce, kernel
+from tracekit.analysis.gpu.recorded import KEPT, Kept
 from tracekit.trace.gpu_activity import KernelClass
 
 
@@ -40,6 +41,26 @@ def test_identifiers_decide_where_they_are_there(tmp_path):
     first = [all_reduce(0, 50, **{"Comms Id": 11, "Seq": 1}), all_reduce(100, 50, **{"Comms Id": 12, "Seq": 2})]
     second = [all_reduce(5, 50, **{"Comms Id": 12, "Seq": 2}), all_reduce(105, 50, **{"Comms Id": 11, "Seq": 1})]
     assert pairs(load_ranks(tmp_path, {0: first, 1: second})) == [(0, 105), (100, 5)]
+
+
+def test_kernels_before_the_first_identifier_are_matched_by_their_place(tmp_path):
+    """Their calls came before the recording. Where no identifier is on both ranks, the place alone matches."""
+    for numbers in ((1, 2), (3, 4)):
+        ranks = {
+            rank: [all_reduce(late, 50)]
+            + [all_reduce(late + 100 * place, 50, **{"Comms Id": 9, "Seq": seq}) for place, seq in enumerate(seqs, 1)]
+            for rank, late, seqs in ((0, 0, (1, 2)), (1, 5, numbers))
+        }
+        assert pairs(load_ranks(tmp_path, ranks)) == [(0, 5), (100, 105), (200, 205)]
+
+
+def test_what_a_trace_keeps_of_a_recording_is_nothing_if_it_is_damaged(tmp_path):
+    job = load_ranks(tmp_path, {0: reductions([1, 2]), 1: reductions([1, 2])})
+    assert repr(job).endswith(": 2 ranks, 4 GPU ops>")
+    written = job.recorded().summary.to_dict()
+    assert Kept.read(written).to_dict() == written
+    assert Kept.read({}) is None
+    assert Kept.read({KEPT: written[KEPT] | {"whats": 7}}) is None
 
 
 def test_groups_are_matched_each_for_itself(tmp_path):

@@ -523,6 +523,13 @@ def test_what_the_backward_repeats_cannot_be_told_without_stacks(tmp_path: Path)
     assert "with_stack=True" in finding["cannot_tell"]
 
 
+def test_without_sizes_what_the_backward_repeats_asks_for_them(tmp_path: Path) -> None:
+    bare = [one | {"args": {}} if one["cat"] == "cpu_op" else one for one in checkpointed(NAMED["reentrant"])]
+    (finding,) = (one for one in gpu(tmp_path, bare)["findings"] if one["reason"] == "recompute")
+    assert finding["saves_s"] == US(10_000, abs=5)
+    assert "record_shapes=True shows how much memory that takes" in finding["action"]
+
+
 def two_streams(count: int, *, recorded: bool = True) -> list[Event]:
     """On stream 7 a product of 300 us, which waits for a copy of 200 us on stream 9, and so on; all launched while the
 
@@ -559,6 +566,29 @@ def test_a_stream_that_waits_for_another_is_named_and_priced_without_it(tmp_path
     assert finding["cannot_tell"] is None
     assert not [one for one in gpu(tmp_path / "b", two_streams(5, recorded=False))["findings"]
                 if one["reason"] == "queued" and one["saves_s"]]  # fmt: skip
+
+
+def test_elementwise_kernels_of_one_size_in_a_row_are_a_chain_that_one_kernel_could_do(tmp_path: Path) -> None:
+    """Three of 1, 2 and 3 ms on as many elements take as long as the longest once fused: 3 ms of 6. Two more, of
+    another size, are no chain, and neither is a copy on another stream, 0.5 ms in the middle of the first.
+    """
+    copy = event(
+        "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 500, 500, pid=0, tid=9, device=0, stream=9, correlation=9
+    )
+    events, begin = [call("cudaMemcpyAsync", 1, 2, correlation=9), copy], 200.0
+    work = (("add", 1024, 1000), ("mul", 1024, 2000), ("relu", 1024, 3000), ("add", 512, 1000), ("mul", 512, 1000))
+    for number, (op, size, took) in enumerate(work, 1):
+        args = {"Input Dims": [[size]], "Input type": ["float"]}
+        name = f"vectorized_elementwise_kernel<{op}>"
+        events += [event("cpu_op", f"aten::{op}", 20 * number, 15, **args), launch(20 * number + 5, number),
+                   kernel(name, begin, took, correlation=number)]  # fmt: skip
+        begin += took
+    write(tmp_path / "trace.json", document(events, world=1))
+    (finding,) = (one for one in load(tmp_path).whatif().findings if "chains of elementwise" in one.effect)
+    assert finding.effect.startswith("1 chains of elementwise kernels such as `aten::relu` take 73% of the recording")
+    assert finding.spent is not None
+    assert finding.spent.names == ("aten::relu", "aten::mul", "aten::add")
+    assert finding.saved_s == pytest.approx(0.003, rel=0.01)
 
 
 def test_slow_products_are_priced_at_the_peak_of_the_card(tmp_path: Path) -> None:
@@ -802,6 +832,7 @@ def test_a_file_adds_cards(own_cards: Path) -> None:
     card = Card.named("ACME Mock 9 PCIe")
     assert card == Card("Mock 9", 100e12, 50e12, 10e12, 1e12, 20e9, 64)
     assert roofline_s(1e12, 1e9, "c10::BFloat16", card) == pytest.approx(0.01)
+    assert roofline_s(1e12, 1e9, "c10::Float8_e4m3fn", card) == pytest.approx(0.005)
     assert roofline_s(1e9, 1e12, "float", card) == pytest.approx(1.0)
     known = Card.named("NVIDIA H100 80GB HBM3")
     assert known is not None

@@ -45,6 +45,8 @@ def edges(*pairs: tuple[int, int]) -> pl.DataFrame:
         ),
         (ops(start=[0.0, -1.7e18]), "ops: column 'start', row 1: -1.7e.18; expected at most 4,100,000,000 seconds"),
         (ops(tp_rank=[0, -2]), "ops: label 'tp_rank', row 1: -2; expected an integer >= 0"),
+        (ops(comparable=["yes", "no"]), "ops: column 'comparable' has type String, or nulls; expected true or false"),
+        (ops(comparable=[True, None]), "ops: column 'comparable' has type Boolean, or nulls; expected true or false"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_its_place(frame: pl.DataFrame, message: str) -> None:
@@ -65,6 +67,10 @@ def test_an_identifier_is_no_label() -> None:
     [
         (edges((0, 2)), "edges: column 'after', row 0: 2; the ops have rows 0 to 1"),
         (edges((-1, 1)), "edges: column 'before', row 0: -1; the ops have rows 0 to 1"),
+        (
+            edges((0, 1)).with_columns(pl.col("after").cast(pl.String)),
+            "edges: column 'after' has type String; expected",
+        ),
         (NO_EDGES.drop("after"), "edges: column 'after' is missing; found before"),
         (edges((0, 1)).with_columns(why=pl.lit("magic")), "why 'magic' is unknown; expected one of rule, stream"),
     ],
@@ -113,6 +119,13 @@ def test_a_rendezvous_is_an_integer_of_any_size(kind: type[pl.DataType]) -> None
     assert graph.rendezvous.tolist() == [7, -1]
 
 
+def test_whole_numbers_of_rendezvous_may_be_floats() -> None:
+    graph = OpGraph.from_frames(ops(rendezvous=[7.0, 7.0]), NO_EDGES)
+    assert graph.rendezvous.tolist() == [7, 7]
+    with pytest.raises(TraceError, match=r"ops: column 'rendezvous', row 1: 7\.5; expected integers or strings"):
+        OpGraph.from_frames(ops(rendezvous=[7.0, 7.5]), NO_EDGES)
+
+
 def test_numbers_of_rendezvous_that_are_hashes_only_tell_them_apart() -> None:
     for kind, numbers in ((pl.UInt64, [2**64 - 1, 2**64 - 1]), (pl.Int64, [-5, -5]), (pl.Int32, [-5, -5])):
         graph = OpGraph.from_frames(ops(rendezvous=pl.Series(numbers, dtype=kind)), NO_EDGES)
@@ -127,6 +140,8 @@ def test_a_rendezvous_lies_in_one_step() -> None:
 def test_a_rank_has_one_place_in_the_mesh() -> None:
     with pytest.raises(TraceError, match="rank 1 has dp_rank 0 in row 1 and 1 before; a rank has one place"):
         OpGraph.from_frames(ops(rank=[1, 1], dp_rank=[1, 0]), NO_EDGES, axes=["dp_rank"])
+    with pytest.raises(TraceError, match="ops: axis 'tp' is not a column; the columns are rank, kind, start, duration"):
+        OpGraph.from_frames(ops(), NO_EDGES, axes=["tp"])
 
 
 class TestProcessGroups:
@@ -141,6 +156,10 @@ class TestProcessGroups:
     def test_a_rank_outside_the_group_is_refused(self) -> None:
         with pytest.raises(GraphError, match=r"matmul of rank 1 .* rank 1 is not a member of group 'dp'"):
             OpGraph.from_frames(self.OPS, NO_EDGES, groups=[ProcessGroup("dp", (0, 4))])
+
+    def test_groups_without_a_column_that_names_them_are_refused(self) -> None:
+        with pytest.raises(TraceError, match="but no column 'group' names the group of each rendezvous"):
+            OpGraph.from_frames(self.OPS.drop("group"), NO_EDGES, groups=[ProcessGroup("dp", (0, 1))])
 
     def test_a_group_that_nobody_declared_is_refused(self) -> None:
         with pytest.raises(GraphError, match="its group 'dp' is not among the groups"):

@@ -90,6 +90,12 @@ def test_what_a_reader_must_know_is_said(tmp_path):
     assert decoded(report.to_json().encode(), "again").on_gpus == report.on_gpus
 
 
+def test_a_passport_of_another_gpu_than_that_of_the_trace_is_said(tmp_path):
+    files = [written(tmp_path / f"{name}.passport", card) for name, card in (("from", usual()), ("to", slower(0.5)))]
+    (answer,) = load(products(tmp_path, "NVIDIA H200")).whatif(gpus=files[1:], gpu_from=files[0]).on_gpus
+    assert "the trace is of NVIDIA H200, and its passport of usual" in answer.warnings
+
+
 @pytest.mark.parametrize(("has", "fits"), [(40.0, True), (8.0, False), (0.0, None)])
 def test_whether_the_job_fits(has, fits, tmp_path):
     reserved = {"name": "[memory]", "ph": "i", "pid": 100, "tid": 100, "ts": 12, "cat": "cpu_instant_event", "s": "t",

@@ -91,6 +91,9 @@ def test_only_passports_are_replaced(tmp_path):
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "theirs.parquet")
     with pytest.raises(OutputError):
         check_writable(tmp_path / "theirs.parquet", PASSPORT_FILE)
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1" + bytes(99))
+    with pytest.raises(OutputError):
+        check_writable(tmp_path / "damaged.parquet", PASSPORT_FILE)
     path = tmp_path / "own.passport"
     written(path, usual())
     written(path, passport(elementwise(TENSORS[0], 1.0)))

@@ -103,6 +103,15 @@ def test_a_precision_goes_by_its_own_rows_and_adds_casts():
     assert scaling.of(Work("softmax", "fp32", keeps_type=True)).factor == pytest.approx(1.0)
 
 
+def test_without_measured_copies_casts_take_what_the_memory_allows():
+    """At 3 TB/s, or no time if nobody knows."""
+    for bandwidth_gb_s, cast_s in ((3000.0, 2 * 1024**2 * 6 / 3e12), (0.0, 0.0)):
+        own = passport(matmul(SMALL, 1.0), matmul(SMALL, 0.1, "bf16"), bandwidth_gb_s=bandwidth_gb_s)
+        assert Scaling(own, own, "bf16").of(Work("matmul", "fp32", SMALL, switched=True)).cast_s == pytest.approx(
+            cast_s
+        )
+
+
 def test_tf32_is_for_products_of_libraries_only():
     own = passport(matmul(SMALL, 1.0), matmul(SMALL, 0.2, "tf32"))
     scaling = Scaling(own, own, "tf32")
@@ -166,6 +175,8 @@ KERNELS = {
                Work("norm", "fp32", keeps_type=True)),
     "a loss": (("element-wise", "nll<float>", "aten::nll_loss_forward", '[[[8,9]],["float"]]'),
                Work("elementwise", "fp32", elements=72, keeps_type=True)),
+    "a collective": (("communication", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", None, None), Work("collective")),
+    "an optimizer": (("optimizer", "multi_tensor_apply_kernel<adam>", None, None), Work("optimizer", keeps_type=True)),
     "a copy to the host": (("memory", "Memcpy DtoH (Device -> Pageable)", None, None),
                            Work("host copy", keeps_type=True)),
 }  # fmt: skip

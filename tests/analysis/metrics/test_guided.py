@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given
@@ -158,6 +159,9 @@ def test_few_peers_leave_the_own_past_and_a_lasting_difference_is_not_refuted() 
     assert test.sentence.endswith("; compared with its own past only, as it has fewer than 4 peers")
     assert asked(fleet(5, hosts=3)).verdict is MetricVerdict.REFUTED
     assert asked(fleet(5, Fault(0, "compute", 0.3, 0, 900), hosts=3)).verdict is MetricVerdict.NOT_TESTABLE
+    test = asked(fleet(6, hosts=5, devices=1), window=TimeSpan(BEGAN - 5, BEGAN + 899))
+    assert test.verdict is MetricVerdict.REFUTED
+    assert test.sentence.endswith("peers only, as it has no past in which it agrees with them")
 
 
 def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
@@ -167,7 +171,22 @@ def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
     renamed = pl.when(of_1).then(pl.lit("node-00")).otherwise(pl.col("host"))
     domains = pl.when(of_0).then(pl.lit("node-00.a")).when(of_1).then(pl.lit("node-00.b")).otherwise(pl.col("host"))
     card = pl.when((pl.col("metric") == CLOCK) & (of_0 | of_1)).then(pl.lit("GPU-1"))
+    replaced = pl.when((pl.col("metric") == CLOCK) & of_0).then(
+        pl.when(pl.col("time") < BEGAN + 450).then(pl.lit("GPU-1")).otherwise(pl.lit("GPU-2"))
+    )
+    clock_of_0 = frame.filter((pl.col("metric") == CLOCK) & of_0)
     asks = {
+        "too few samples outside of the interval": (fleet(6, hosts=3), "node-00", TimeSpan(BEGAN, BEGAN + 880)),
+        f"{CLOCK} of node-00 has two values at a time": (
+            pl.concat([frame, clock_of_0.with_columns(pl.col("value") - 30)]),
+            "node-00",
+            DURING,
+        ),
+        "device 0 was replaced, or hosts share a name: GPU-1 and GPU-2": (
+            frame.with_columns(uuid=replaced.cast(pl.Categorical)),
+            "node-00",
+            DURING,
+        ),
         "no metric names the host": (frame, "node-77", DURING),
         f"no samples of {CLOCK}": (frame.filter(~((pl.col("metric") == CLOCK) & of_0)), "node-00", DURING),
         "6 whole ones are needed": (frame, "node-00", TimeSpan(BEGAN + 300, BEGAN + 308)),
@@ -191,6 +210,24 @@ def test_what_cannot_be_tested_says_why_and_is_never_refuted() -> None:
             assert test.verdict is MetricVerdict.NOT_TESTABLE
             assert why in (test.reason or "")
             assert (test.metric, test.predicts, test.interval, test.sampling_s) == (None, None, None, None)
+
+
+def test_a_part_that_no_metric_shows_and_a_suspicion_without_times_are_not_tested() -> None:
+    test = asked(fleet(6, hosts=5, devices=1), part="data")
+    assert test.verdict is MetricVerdict.NOT_TESTABLE
+    assert test.reason == "no metric shows the part data; one of compute, network, process does"
+    (test,) = verdicts_on(
+        Samples.of(fleet(6, hosts=5, devices=1)), [Suspicion("node-00", "compute", 0.3, DURING, untestable="no times")]
+    )
+    assert (test.verdict, test.reason) == (MetricVerdict.NOT_TESTABLE, "no times")
+
+
+def test_a_clock_that_varies_too_much_tells_nothing() -> None:
+    frame = exact(CLOCK, 1500, 1950)
+    noise = np.random.default_rng(0).lognormal(0, 0.3, frame.height)
+    test = asked(frame.with_columns(pl.col("value") * noise))
+    assert test.verdict is MetricVerdict.NOT_TESTABLE
+    assert "too much noise; sample more often" in test.sentence
 
 
 def test_times_of_another_zone_are_recognised_by_the_same_fault_whole_hours_away() -> None:

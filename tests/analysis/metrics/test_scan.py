@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, Fault, fleet
-from tracekit.analysis.metrics.effects import scanned
+from tests.analysis.metrics.fleet import BEGAN, CLOCK, ERRORS, RATE, Fault, fleet
+from tracekit.analysis.metrics.effects import EFFECTS, _limits, scanned
 from tracekit.analysis.metrics.samples import Samples, lacking
 from tracekit.base.errors import FormatError
 
@@ -54,6 +54,28 @@ def test_a_fault_of_most_of_the_time_is_no_fingerprint() -> None:
         assert (alarm.host, alarm.metric) == ("node-03", CLOCK)
         assert abs(alarm.change + 0.2) < 0.01
         assert abs(alarm.to_s - BEGAN - lasted_s) < 100
+
+
+def test_what_healthy_runs_depart_is_no_alarm() -> None:
+    """Most samples do not depart at all, so that the largest departures are the limits, but for the margin."""
+    departures = pl.DataFrame({"smoothed": [0.0] * 98 + [-0.1, 0.2]})
+    assert _limits([departures.head(99), departures.tail(99)], departures.head(1)) == pytest.approx(
+        (-0.1 * EFFECTS.margin, 0.2 * EFFECTS.margin)
+    )
+    frame = fleet(1, Fault(3, "compute", 0.25, 300, 600), hosts=8, devices=1)
+    healthy = Samples.of(fleet(2, hosts=8, devices=1))
+    alarms = scanned(Samples.of(frame), [healthy])
+    assert {(alarm.host, alarm.metric) for alarm in alarms} == {("node-03", CLOCK)}
+
+
+def test_a_metric_of_few_hosts_or_without_values_is_passed_over() -> None:
+    frame = fleet(1, Fault(3, "compute", 0.25, 300, 600), hosts=8, devices=1)
+    few = (pl.col("metric") != RATE) | (pl.col("host") == "node-00")
+    zero = pl.when(pl.col("metric") == RATE).then(0.0).otherwise("value")
+    expected = list(scanned(Samples.of(frame.filter(pl.col("metric") != RATE)), []))
+    assert [(alarm.host, alarm.metric) for alarm in expected] == [("node-03", CLOCK)]
+    assert list(scanned(Samples.of(frame.filter(few)), [])) == expected
+    assert list(scanned(Samples.of(frame.with_columns(value=zero)), [])) == expected
 
 
 @pytest.mark.parametrize("few", [pl.col("host").is_in(["node-01", "node-02", "node-03"]), pl.col("time") < BEGAN + 30])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
+import pytest
 
-from tracekit.analysis.numeric.arrays import combinations
+from tracekit.analysis.numeric.arrays import _LARGEST_SPAN, combinations, numbered
 
 
 def test_combinations_are_in_ascending_order_and_every_row_knows_its_own() -> None:
@@ -19,6 +21,14 @@ def test_numbers_far_apart_are_combined_without_a_table_of_all_between() -> None
     found, number = combinations([far, far, far])
     assert found.tolist() == [[0, 0, 0], [1 << 60] * 3]
     assert number.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("apart", [1, _LARGEST_SPAN, 1 << 60])
+def test_equal_rows_have_one_number_however_far_apart_the_values_are(apart: int) -> None:
+    far, other = pl.Series([-5, 0, apart, None, -5]), pl.Series(["a", "a", "a", "a", "b"])
+    assert len(set(numbered(far, other).tolist())) == 5
+    again = numbered(pl.concat([far, far]), pl.concat([other, other]))
+    assert again[:5].tolist() == again[5:].tolist()
 
 
 def test_nothing_has_no_combinations() -> None:

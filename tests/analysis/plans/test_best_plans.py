@@ -22,6 +22,7 @@ from tracekit.analysis.plans.best_plans import Bounds, SearchResult, search, spa
 from tracekit.analysis.plans.model import PlanModel
 from tracekit.analysis.plans.optimize import buckets_of_size, optimize
 from tracekit.base.errors import SelectionError
+from tracekit.base.text import seconds
 
 #: Layers, stages and memory over that of the plan in use, of drawn spaces.
 SIZES = [(6, 1, None), (6, 2, 0.85), (7, 3, 0.7), (6, 4, 1.0), (7, 4, 0.85), (5, 2, None)]
@@ -161,6 +162,7 @@ def test_nothing_fits() -> None:
     result = optimize(msgspec.convert(model, PlanModel))
     assert result.plans == []
     assert result.reason.startswith("no plan fits into 0.1 GB; the smallest needs ")
+    assert sentence(result) == f"{result.reason}; a step takes {seconds(result.step_time_s.now)} now"
     assert not result.nothing_to_gain
 
 
@@ -171,6 +173,16 @@ def test_the_best_plan_in_use_leaves_nothing_to_gain() -> None:
     result = optimize(msgspec.convert(model, PlanModel))
     assert result.nothing_to_gain
     assert result.plans[0].bound_s == pytest.approx(result.step_time_s.now)
+    now = seconds(result.step_time_s.now)
+    assert sentence(result) == f"Nothing to gain: a step takes {now}, and no plan takes less than {now}"
+
+
+def test_plans_within_the_error_of_the_replay_are_counted() -> None:
+    result = optimize(msgspec.convert(draw(3, layers=6, stages=2, memory=1.0), PlanModel), error=0.03)
+    first, second, third, *_ = result.plans
+    assert second.step_time_s < 1.03 * first.step_time_s < third.step_time_s
+    assert (second.tied, third.tied) == (True, False)
+    assert "; 2 plans are within the error of the replay, 3.0%" in sentence(result)
 
 
 def test_less_memory_never_makes_a_plan_faster() -> None:

@@ -11,8 +11,8 @@ from tests.analysis.op_graphs import frames, simulated_ends
 from tests.properties import examples
 from tracekit.analysis.attribution import by_label
 from tracekit.analysis.attribution.by_label import attribute_by
-from tracekit.analysis.graph.op_graph import FoldedGraph, OpGraph, fold
-from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay, measure_op_durations
+from tracekit.analysis.graph.op_graph import FoldedGraph, Mesh, OpGraph, fold
+from tracekit.analysis.replay.graph_replay import FEW_LANES, GraphReplay, fill_an_axis, measure_op_durations
 from tracekit.analysis.whatif.interventions import (
     IDEAL,
     ORIGINAL,
@@ -169,3 +169,15 @@ class TestIdealOfPeers:
         loads = [*((rank, "load", 1.0) for rank in range(3)), (3, "load", 3.0), (3, "load", 3.0)]
         assert self.ideals(*loads)[3, "load"] == 0.5
         assert self.ideals(*loads)[0, "load"] == 1.0
+
+
+def test_ranks_fill_an_axis_if_all_beside_them_along_it_are_among_them():
+    """Two by two ranks; and two along the second axis alone, where the first has nobody beside."""
+    places = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.int32)
+    square = Mesh(np.arange(4, dtype=np.int32), {"dp": 2, "pp": 2}, places)
+    line = Mesh(np.arange(2, dtype=np.int32), {"dp": 1, "pp": 2}, np.array([[0, 0], [0, 1]], np.int32))
+    for mesh, holders, fills in (
+        (square, [0, 1], True), (square, [1, 3], True), (square, [0, 3], False), (square, [0, 1, 2], False),
+        (line, [0], False), (line, [0, 1], True),
+    ):  # fmt: skip
+        assert fill_an_axis(mesh, np.array(holders)) is fills, holders

@@ -366,3 +366,57 @@ def test_any_times_end_in_finite_figures_or_in_one_error(tmp_path: Path, seed: i
         assert first_line(report)[1]
         reports += 1
     assert reports >= 15
+
+
+def of_one_slot(steps: int = 4) -> list[dict[str, Any]]:
+    """An engine that runs one request at a time, 0.5 s a token: 2, 4 and 8 tokens end at 1, 3 and 7 s."""
+    written: list[dict[str, Any]] = []
+    for step in range(steps):
+        begin = 12.5 * step
+        for number, (start, end, tokens) in enumerate(((0, 1, 2), (1, 3, 4), (3, 7, 8))):
+            written.append(request(f"{step}-{number}", step, begin + start, begin + end, tokens, submit=begin))
+        written += [
+            {"phase": name, "step": step, "start": begin + start, "end": begin + end}
+            for name, start, end in (("generate", 0, 7), ("reward", 7, 7.5), ("train", 7.5, 11.5), ("sync", 11.5, 12.5))
+        ]
+    return written
+
+
+def test_a_partial_generation_of_the_longest_first_ends_with_the_longest(tmp_path: Path) -> None:
+    """Each generation ends with its first request; the others go before new ones. In order of submission: 2 tokens;
+    then 4, of 4, 8, 2; 8, of 8, 2, 2; ... The longest first: 8; then 4, of 4, 2, 8; 2; 8.
+    """
+    timeline = read_rl([write(tmp_path / "run.jsonl", of_one_slot())])
+    assert isinstance(timeline, RlTimeline)
+    generations = TimedRun(timeline, None, 1).generations
+    assert generations is not None
+    for text, seconds in (("partial=0.3", [1.0, 2.0, 4.0, 1.0]), ("partial=0.3,longest-first", [4.0, 2.0, 1.0, 4.0])):
+        took, oldest = generations.in_scenario(Scenario.parse(text), None)
+        assert took.tolist() == pytest.approx(seconds), text
+        assert oldest == 2
+
+
+def test_tools_by_hand(tmp_path: Path) -> None:
+    """A request of 8 tokens of 0.5 s waits 4 s for a tool: without it, the step of 13 s takes 9 s."""
+    written: list[dict[str, Any]] = []
+    for step in range(6):
+        begin = 13.0 * step
+        written.append(request(f"{step}", step, begin, begin + 8, 8, tool_s=4.0))
+        written += [
+            {"phase": name, "step": step, "start": begin + start, "end": begin + end}
+            for name, start, end in (("generate", 0, 8), ("train", 8, 12), ("sync", 12, 13))
+        ]
+    tools, sync = RlJob.read([write(tmp_path / "run.jsonl", written)]).report.findings
+    assert (tools.kind, tools.effect) == ("tools", "a request spends 4.00 s in tools, 50% of its time")
+    assert (tools.saved_s, sync.kind) == (pytest.approx(4.0), "sync")
+
+
+def test_a_run_in_which_no_time_passes_and_steps_without_requests_are_errors(tmp_path: Path) -> None:
+    at_once = [line | {"start": 5.0, "end": 5.0} | ({"submit": 5.0} if "submit" in line else {}) for line in lines()]
+    without = [line for line in lines() if "phase" in line or line["step"] != 2]
+    for written, words in (
+        (at_once, "the mean step takes 0.0 s, its generation 0.0 s; expected more than 0 s"),
+        (without, "some steps have trajectories and others none"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            analyse(write(tmp_path / "run.jsonl", written))

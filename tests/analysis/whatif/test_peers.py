@@ -78,6 +78,18 @@ def test_where_all_ranks_are_selected_other_steps_are_the_peers() -> None:
     assert job.answer("step=2").step_time_s == pytest.approx((1 + 2 + 1.5) / 3)
 
 
+def test_all_but_a_selection_is_as_fast_as_the_mean() -> None:
+    """Ops of 1, 1 and 4 s, side by side: without rank 2 as recorded, the longest takes the mean, 2 s."""
+    job = op_job(rank=[0, 1, 2], duration=[1.0, 1.0, 4.0])
+    assert job.answer("rank=2", keep=True).step_time_s == 4.0
+    assert job.answer("rank=0", keep=True).step_time_s == 2.0
+    assert repr(job) == "<Job job: 3 ops>"
+    with pytest.raises(SelectionError, match="only pipeline traces have layers; select ops instead"):
+        job.answer("layers=1,2>2,1")
+    with pytest.raises(SelectionError, match=r"--redact is for pipeline traces and .*; job is an op trace"):
+        job.redacted()
+
+
 def test_a_restructured_job_waits_for_other_ops() -> None:
     """Two ops of 1 s, the second after the first; without that edge they run side by side."""
     job = op_job(rank=[0, 1], duration=[1.0, 1.0], waits_for=[[], [0]], start=[0.0, 1.0])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.handmade import slow_trace
 from tests.properties import examples
 from tracekit.analysis.replay.engine import JobReplay
-from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected
+from tracekit.analysis.whatif.selection import Context, Selection, all_of, count_selected, steps
+from tracekit.analysis.whatif.selection import microbatch as selection_of_microbatches
 from tracekit.analysis.whatif.selection_text import checked_selection, parse_selection
 from tracekit.base.errors import SelectionError
 from tracekit.trace.model import COMMUNICATION, KINDS
@@ -95,6 +96,17 @@ def test_a_text_selects_the_rows_it_says(text: str) -> None:
     selection = parse_selection(text)
     assert selected(selection) == filtered(GRAMMAR[text])
     assert count_selected(selection, REPLAY.graph, REPLAY.durations) == len(filtered(GRAMMAR[text]))
+
+
+def test_a_selection_of_the_library_is_that_of_its_text() -> None:
+    for selection, text in (
+        (steps(5), "step=5"),
+        (steps(4, 8), "steps=4-8"),
+        (selection_of_microbatches(1), "microbatch=1"),
+        (selection_of_microbatches(0, 1), "microbatch=0,1"),
+    ):
+        assert selected(selection) == selected(parse_selection(text)) != set()
+    assert selected(steps(9, 4)) == set()
 
 
 def test_slowest_takes_the_share_of_each_kind_that_costs_most() -> None:

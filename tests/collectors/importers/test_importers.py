@@ -12,13 +12,14 @@ import pytest
 from tests.cases import case
 from tests.handmade import read_any
 from tracekit.base.errors import FormatError, LayoutError
+from tracekit.collectors.importers.segments import read_segments
 from tracekit.collectors.record.recorder import Recorder
 from tracekit.collectors.record.wire_format import Category, Flag, RuntimeOptions
 from tracekit.collectors.run_directory.launchers import write_manifest
 from tracekit.sources.load import load
 from tracekit.sources.registry import FORMATS
 from tracekit.trace.canonical import Trace
-from tracekit.trace.model import Worker
+from tracekit.trace.model import TimeUnit, Worker
 
 BASE_S = 1_700_000_000.0
 
@@ -113,10 +114,44 @@ def test_a_bad_line_is_named(tmp_path):
         ("2026 - metric_name: forward-compute, elapsed: 0.1, recent_ela\n", "line 9: cannot be read"),
         (raw_line("optimizer", 0, [0.1], [0.01], tags=[{}, {}]), "line 9: 1 durations, 1 starts and 2 tags"),
         (raw_line("optimizer", 0, [0.1], [0.01], steps="range(4, 6)"), "line 9: 1 parts do not spread evenly"),
+        (raw_line("optimizer", 0, [0.1], [0.01], tags=[7]), "line 9: damaged ("),
     ):
         path = raw_log(tmp_path, line)
         with case(message), pytest.raises(FormatError, match=re.escape(message)):
             read_any(path)
+
+
+def test_lines_and_ranks_that_have_no_ops_are_passed_over(tmp_path):
+    """Other lines of the log, ranks of tensor parallelism but the first, steps before the first."""
+    more = raw_line("forward-compute", 0, [0.1], [0.01])
+    trace = read_any(raw_log(tmp_path, "a line of the training\n", more.replace("tp_rank=0", "tp_rank=1")))
+    assert trace.ops.equals(read_any(raw_log(tmp_path)).ops)
+    early = raw_line("forward-compute", 0, [0.1], [0.01], tags=[{"_inner_global_step": -1}])
+    assert read_any(raw_log(tmp_path, early)).steps.tolist() == [3]
+
+
+def test_logs_without_an_op_are_one_error(tmp_path):
+    log, timeline = tmp_path / "run_raw.log", tmp_path / "trace_step7_7"
+    event = {"name": "tp-allreduce", "ph": "X", "pid": 0, "ts": 1.0, "dur": 2.0,
+             "args": {"rank": 0, "step": 7, "tp": 0, "pp": 0}}  # fmt: skip
+    for path, name, text, message in (
+        (log, "ndtimeline", "metric\n", "no line with a metric; expected lines with `metric_name: "),
+        (log, "ndtimeline", raw_line("tp-allreduce", 0, [0.1], [0.1]), "is an op kind tracekit knows: tp-allreduce"),
+        (timeline, "ndtimeline-chrome", json.dumps([event | {"ph": "M"}]), "no complete event (ph X) with rank"),
+        (timeline, "ndtimeline-chrome", json.dumps([event]), "is an op kind tracekit knows: tp-allreduce"),
+        (timeline, "ndtimeline-chrome", json.dumps([event])[:-9], "not JSON ("),
+        (
+            timeline,
+            "ndtimeline-chrome",
+            json.dumps([event, event | {"args": {}}]),
+            "event 1: damaged (KeyError('step'))",
+        ),
+        (timeline, "ndtimeline-chrome", json.dumps([7]), "event 0: damaged ("),
+    ):
+        path.write_text(text)
+        with case(message), pytest.raises(FormatError, match=re.escape(message)) as raised:
+            read_any(path, name=name)
+        assert str(raised.value).startswith(str(path))
 
 
 def test_a_log_without_the_number_of_gpus_has_those_of_its_sizes(tmp_path):
@@ -325,6 +360,12 @@ def test_an_empty_folder_is_told_what_it_lacks(tmp_path):
         read_any(tmp_path)
     with pytest.raises(FormatError, match=r"it has no run\.json"):
         read_any(tmp_path, name="segments")
+    folder = segments(tmp_path / "run", 0)
+    with pytest.raises(FormatError, match="fixes the unit of its times; leave out --unit"):
+        read_segments(folder, unit=TimeUnit.US)
+    (folder / "attempt-000").rmdir()
+    with pytest.raises(FormatError, match="no rank wrote anything; record the run again"):
+        read_any(folder)
 
 
 def test_what_an_importer_stumbles_over_is_one_error(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -11,6 +12,8 @@ from tests.cases import case
 from tests.kineto_files import COMM, GEMM, all_reduce, document, event, kernel, launch, write
 from tracekit.base.errors import FormatError, SelectionError
 from tracekit.collectors.importers.kineto import json_events
+from tracekit.collectors.importers.kineto.event_columns import _list_at
+from tracekit.collectors.importers.kineto.rank_placement import _unused, pg_config, rank_list
 from tracekit.collectors.importers.kineto.reader import KernelClasses, kernel_classes, read_kineto
 from tracekit.sources.load import jobs_in, load
 from tracekit.trace.gpu_activity import KernelClass
@@ -264,6 +267,67 @@ def test_groups_come_from_the_head_of_the_file_where_arguments_are_cut_short(tmp
         content["distributedInfo"]["pg_config"] = config
         write(tmp_path / f"rank{rank}.json", content)
     assert read_kineto([tmp_path]).groups == (ProcessGroup("default_pg 7", (0, 1)),)
+
+
+def test_a_group_as_large_as_the_job_has_all_its_ranks_and_one_that_is_cut_has_none(tmp_path):
+    """In the head of the file; what is no group is passed over."""
+    config = [
+        7,
+        {"pg_name": "world", "pg_size": 4},
+        {"pg_name": "dp", "pg_size": 2, "ranks": [0, 2]},
+        {"pg_name": "cut", "pg_size": 3, "ranks": [0, 2]},
+        {"pg_name": "text", "ranks": "[1, 3]"},
+    ]
+    file = SimpleNamespace(header={"distributedInfo": {"world_size": 4, "pg_config": config}})
+    assert pg_config(file) == {"world": (0, 1, 2, 3), "dp": (0, 2), "text": (1, 3)}
+    for listed in ("[0, 1, ...", "7", [0, -1], [0, "1"], None):
+        assert rank_list(listed) == ()
+
+
+def test_groups_of_one_name_are_told_apart_by_their_ranks():
+    used = {"dp", "dp [0, 1]", "tp", "tp [0, 1, 2, 3 ...]", "tp [0, 1, 2, 3 ...] 2"}
+    assert _unused("pp", used, (0, 1)) == "pp"
+    assert _unused("dp", used, (2, 3)) == "dp [2, 3]"
+    assert _unused("dp", used, (0, 1)) == "dp [0, 1] 2"
+    assert _unused("tp", used, (0, 1, 2, 3, 4)) == "tp [0, 1, 2, 3 ...] 3"
+
+
+def test_an_op_long_before_its_launch_is_left_out_and_said(tmp_path):
+    """Of 200 launches each, the last op begins 2 ms before it."""
+    events = [
+        event
+        for number in range(200)
+        for event in (launch(100 * number, number), kernel(GEMM, 100 * number + 20, 9, correlation=number))
+    ]
+    events[-1]["ts"] -= 2020
+    recording = read_kineto([write(tmp_path / "trace.json", document(events, world=1))])
+    assert recording.gpu_ops.height == 199
+    assert "trace.json: left out 1 GPU op that would begin before their launch" in recording.notes
+
+
+def test_a_damaged_head_and_a_damaged_last_event_cost_no_event(tmp_path):
+    text = json.dumps(document(EVENTS[2:4], world=1))
+    for damaged in (
+        text.replace('"schemaVersion": 1', '"schemaVersion": x'),
+        text.replace("]}", '], "after": {"more": [1]}}').replace('"stream": 7, ', '"stream": 7, "name": "a"b", '),
+    ):
+        (tmp_path / "trace.json").write_text(damaged)
+        assert names(read_kineto([tmp_path / "trace.json"])) == [GEMM]
+
+
+def test_a_file_that_unpacks_to_hundreds_of_times_its_size_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_events, "_MOST_UNPACKED_BYTES", 1 << 16)
+    text = json.dumps(document(EVENTS)).replace("[", "[" + " " * (8 << 20), 1)
+    (tmp_path / "trace.json.gz").write_bytes(gzip.compress(text.encode()))
+    with pytest.raises(FormatError, match="unpacks to more than 200 times its size, as no recording does"):
+        read_kineto([tmp_path / "trace.json.gz"])
+
+
+def test_a_list_that_is_none_is_its_text():
+    text = b'{"args": [1, 2}'
+    assert _list_at(text, 9, 14) == "[1, 2"
+    assert _list_at(b"[1, 2]", 0, 6) == [1, 2]
+    assert _list_at(text, -1, 3) is None
 
 
 def test_the_names_of_groups_may_differ_between_ranks(tmp_path):

@@ -244,3 +244,12 @@ def test_microbatches_that_repeat_are_one_line(tmp_path: Path) -> None:
     ran = run("whatif", folder(tmp_path / "run", scopes=again))
     assert ran.code == 2
     assert "repeats microbatch 0" in ran.err.splitlines()[-1]
+
+
+def test_a_folder_without_a_forward_or_a_file_is_one_error(tmp_path: Path) -> None:
+    optimizers = tuple((stage, "optimizer", None, None, 1, 2) for stage in range(2))
+    with pytest.raises(FormatError, match="no complete iteration with a forward; expected records of MegaScan"):
+        read_any(folder(tmp_path / "run", scopes=optimizers))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FormatError, match="no file of MegaScan; expected benchmark-data-0-pipeline-0-tensor-0"):
+        read_any(tmp_path / "empty", name="megascan")

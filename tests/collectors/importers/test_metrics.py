@@ -162,6 +162,25 @@ def test_labels_may_hold_anything(tmp_path: Path) -> None:
     assert samples.dropped == 1
 
 
+def test_text_is_read_in_pieces_and_each_port_of_a_card_is_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = "".join(
+        f'wait_total{{instance="a:9100",device="mlx5_0",port="{port}"}} {value} 170000000{value}\n'
+        for value in range(5)
+        for port in (1, 2)
+    )
+    path = tmp_path / "m.txt"
+    path.write_text(f"# HELP wait_total\n{ports}wait_total_more 7 1700000000\n# EOF\n")
+    whole = open_metrics(str(path)).samples(["wait_total"], None, None)
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 100)
+    pieces = open_metrics(str(path)).samples(["wait_total"], None, None)
+    assert pieces.sort("time", "device").equals(whole.sort("time", "device"))
+    assert sorted(pieces.select("host", "device", "value").rows()) == [
+        ("a", device, float(value)) for device in ("mlx5_0", "mlx5_0:2") for value in range(5)
+    ]
+
+
 def test_a_server_is_asked_in_pieces_for_the_hosts_needed_and_how_often_it_samples() -> None:
     """It repeats the last value, as Prometheus does; the pieces have every point once."""
     spans: list[tuple[float, float, float]] = []
@@ -288,6 +307,10 @@ def test_files_that_are_no_metrics_are_one_line(tmp_path: Path) -> None:
         open_metrics(str(tmp_path / "file"))
     assert "absent: no such file or folder" in run("metrics", "doctor", tmp_path / "absent").err
     assert "gs://bucket/samples: in object storage: " in run("metrics", "doctor", "gs://bucket/samples").err
+    (tmp_path / "folder").mkdir()
+    assert "a folder without answers of Prometheus (*.json)" in run("metrics", "doctor", tmp_path / "folder").err
+    FRAME.with_columns(value=pl.lit("high")).write_parquet(tmp_path / "file")
+    assert "its columns cannot be read as times, names and numbers" in run("metrics", "doctor", tmp_path / "file").err
     os.mkfifo(tmp_path / "pipe")
     assert "neither a file nor a folder" in run("metrics", "doctor", tmp_path / "pipe").err
 

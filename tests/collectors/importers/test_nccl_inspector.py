@@ -9,6 +9,7 @@ import tracekit
 from tests.cases import case
 from tests.handmade import read_any
 from tracekit.base.errors import FormatError
+from tracekit.collectors.importers.nccl_inspector import _read_file
 
 BEGIN_US = 1_752_867_229_000_000
 
@@ -206,6 +207,12 @@ def test_logs_without_a_usable_collective_are_one_error(tmp_path):
         read_any(tmp_path / "two")
     with pytest.raises(FormatError, match="leave out --layout"):
         read_any(tmp_path / "two", name="nccl-inspector", layout=tmp_path / "meta.yaml")
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path):
+    """A folder stands for any error of the file system."""
+    with pytest.raises(FormatError, match="cannot be read: Is a directory"):
+        _read_file(tmp_path, None)
 
 
 def test_other_logs_are_not_taken_for_it(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_timeout_that_names_no_group_is_in_that_of_its_counters(tmp_path: Path
     assert [(one.rank, one.group) for one in found.waiting] == [(rank, "tp_0") for rank in (0, 1, 3)]
 
 
+def test_a_timeout_without_group_and_counters_is_of_all_ranks(tmp_path: Path) -> None:
+    """And a clock that no calendar has says nothing of when it was printed."""
+    bare = "".join(timed_out(rank, 78).splitlines(keepends=True)[0] for rank in (1, 2)).replace("E810 ", "E899 ")
+    one = report(tmp_path / "bare", re.sub(r"\[PG ID 0 PG GUID 0\(default_pg\) Rank (\d)\]", r"[Rank \1]", bare))
+    assert [(waiting.rank, waiting.group) for waiting in one.waiting] == [(1, "default_pg"), (2, "default_pg")]
+    assert [culprit.rank for culprit in one.culprits] == [0]
+    assert one.culprits[0].since_s is None
+
+
 def test_zeros_where_a_node_died_do_not_hide_the_messages(tmp_path: Path) -> None:
     text = "".join(timed_out(rank, 78) for rank in (1, 2, 3)) + signalled(0, 77, 77)
     assert [one.rank for one in report(tmp_path / "log", text + 4096 * "\0").culprits] == [0]
@@ -122,5 +132,7 @@ def test_text_that_names_nobody_is_one_error_with_what_it_does_say(tmp_path: Pat
         (tmp_path / "text").write_text(text)
         with pytest.raises(FormatError, match=words):
             read_nccl_text(tmp_path / "text")
+    with pytest.raises(FormatError, match="absent: no such file or folder"):
+        read_nccl_text(tmp_path / "absent")
     (tmp_path / "text").write_text("nothing\n")
     assert read_nccl_text(tmp_path / "text") is None

@@ -146,6 +146,9 @@ def test_nemo_rl_prints_a_block_a_step(tmp_path: Path) -> None:
     log = phases_of(tmp_path / "log", text)
     assert log.step_s.tolist() == [46.0, 46.0]
     assert means(log) == pytest.approx({"generate": 33.31, "train": 8.63, "sync": 0.3})
+    validated = text.replace("⏱️", "  • Total validation time: 6.00s\n⏱️", 1).replace("46.00s", "52.00s", 1)
+    log = phases_of(tmp_path / "validated", validated)
+    assert (log.step_s.tolist(), log.phases["validation"].tolist()) == ([52.0, 46.0], [6.0, 0.0])
     alone = phases_of(tmp_path / "async", block.format("exposed_generation"))
     assert set(alone.phases) == {"exposed-generation", "train", "sync"}
 

@@ -11,6 +11,7 @@ from tests.analysis.rl.logs import lines, write
 from tests.cases import case
 from tests.handmade import run
 from tracekit.base.errors import FormatError
+from tracekit.collectors.importers import rl_logs
 from tracekit.collectors.importers.rl_logs import read_rl
 
 #: Seconds of a step.
@@ -152,7 +153,20 @@ def test_a_time_beyond_all_reason_is_one_error(tmp_path, gen):
         read_rl([tmp_path / "log"])
 
 
+def test_a_log_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(rl_logs, "_LARGEST_FILE", 4000)
+    path = tmp_path / "log"
+    path.write_text(VERL)
+    assert read_rl([path]).steps.tolist() == [1, 2, 3]
+    path.write_text(VERL + "a line\n" * 1000)
+    with pytest.raises(FormatError, match="log: larger than 0 GiB; give fewer steps"):
+        read_rl([path])
+
+
 def test_a_step_beyond_all_numbers_is_one_error(tmp_path):
+    (tmp_path / "log").write_text(f"step:{1 << 31} - timing_s/gen:60.0 - timing_s/step:100.0\n")
+    with pytest.raises(FormatError, match="step 2147483648; expected a number of at least 0 and below 2147483648"):
+        read_rl([tmp_path / "log"])
     (tmp_path / "log").write_text(VERL.replace('"step": 1,', '"step": 1e400,'))
     with pytest.raises(FormatError, match=r"line 1: .* is no record of verl's FileLogger"):
         read_rl([tmp_path / "log"])

@@ -84,6 +84,18 @@ def test_dicts_are_read_over_several_lines(tmp_path: Path) -> None:
         assert means(log) == {"trainer-wait": 30.0, "train": 10.0}
 
 
+def test_a_dict_that_does_not_end_is_read_up_to_the_next(tmp_path: Path) -> None:
+    """Of SkyRL, whose dict of three values is cut off at the end of a step, and at the end of the log."""
+    text = "".join(
+        f"2026-01-05 10:0{step}:00.000 | INFO | tracking:log:99 - Step {step}: \n"
+        f"{{'timing/generate': '{60 + step}.0',\n 'timing/sync_weights': '10.0',\n 'timing/step': '100.0',\n"
+        for step in (1, 2, 3)
+    )
+    log = log_of(tmp_path / "log", text)
+    assert (log.steps.tolist(), log.step_s.tolist()) == ([1, 2, 3], [100.0, 100.0, 100.0])
+    assert log.phases["generate"].tolist() == [61.0, 62.0, 63.0]
+
+
 def test_nemo_rl_is_read_aligned_and_without_bullets(tmp_path: Path) -> None:
     text = "Total step time: 1,354.29s\n  policy_training:         111.83s (31.6%)\n  exposed_generation:  105.12 s\n"
     for form in (text, text.replace("  policy", "| policy").replace(":  ", " |  "), text.replace(": ", " = ")):

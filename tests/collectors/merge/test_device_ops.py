@@ -4,8 +4,9 @@ import pytest
 
 from tests.collectors.merge.test_ops import GROUP, MS, compute, merged, ops_of, rank
 from tracekit.base.errors import TraceError
-from tracekit.collectors.record.wire_format import Category, Flag
-from tracekit.collectors.run_directory.segments import ClockFit
+from tracekit.collectors.merge.merge import merge_attempt
+from tracekit.collectors.record.wire_format import GPU_SUFFIX, Category, Flag, rank_stem
+from tracekit.collectors.run_directory.segments import AttemptRecording, ClockFit
 from tracekit.trace.model import OpKind
 
 GPU = Flag.DEVICE_CLOCK
@@ -36,6 +37,20 @@ def test_device_times_become_times_of_the_host():
     assert ops_of(result, 0, OpKind.DATA_LOAD) == [(0, 4)]
     assert ops_of(result, 0, OpKind.FORWARD_COMPUTE) == [(5, 25)]
     assert result.trace.metadata["device_clock"]["ranks"]["1"]["uncertainty_ns"] == 0
+
+
+def test_the_gpus_of_ranks_are_named_with_their_samples(tmp_path):
+    """Rank 0 has samples of its clock; both are of one host."""
+    rows = [timed(Category.COMPUTE, "forward-compute", 10, 30, microbatch=0)]
+    ranks = [on_gpu(0, rows), on_gpu(1, rows)]
+    for one, model in zip(ranks, ("NVIDIA H100", "NVIDIA A100"), strict=True):
+        one.facts["device"] = [{"model": "older"}, {"model": model}]
+    (tmp_path / f"{rank_stem(0)}{GPU_SUFFIX}").write_text("[0, 1980, 60, 650000, 0]\n[1, 1410, 60, 650000, 0]\n")
+    metadata = merge_attempt(AttemptRecording(0, tmp_path, dict(enumerate(ranks))), name="by hand").trace.metadata
+    assert metadata["gpu_model"] == "NVIDIA A100, NVIDIA H100"
+    assert [metadata["gpus"][rank]["model"] for rank in "01"] == ["NVIDIA H100", "NVIDIA A100"]
+    assert (metadata["gpus"]["0"]["host"], metadata["gpus"]["0"]["sm_mhz"]["min"]) == ("a", 1410)
+    assert metadata["gpus"]["1"]["samples"] == 0
 
 
 def test_the_clocks_of_hosts_come_on_top():

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from tests.collectors.merge.test_ops import GROUP, compute, merged, rank
-from tracekit.collectors.merge.collective_ops import _delay, _service
+from tracekit.collectors.merge.collective_ops import _ON_HOST, _ON_STREAM, _delay, _service, _TimedBuckets
 from tracekit.collectors.record.wire_format import Category, Flag
 
 MIB = 1 << 20
@@ -89,7 +89,17 @@ def test_the_delay_of_a_backward_is_what_it_waits_for_a_processor_more_than_else
     other = reductions.with_columns(step=pl.lit(2, pl.Int64), queued_us=pl.lit([0, 30_000]))
     figures = _delay(pl.concat([reductions, other]), both)
     assert figures == {"delay_s": pytest.approx(0.1 - 0.065 / 0.75), "delay_error_s": pytest.approx(0.005 / 0.75)}
+    # Elsewhere, it does not run at all: that shows no usual share.
+    assert _delay(reductions, pl.DataFrame([step | {"chunk": 60_000}])) == {}
     assert _delay(reductions.with_columns(queued_us=pl.lit([-1, -1])), pl.DataFrame([step])) == {}
+
+
+def test_buckets_of_no_step_have_no_figures_and_those_of_a_gpu_are_not_copied() -> None:
+    none, ready, over = np.zeros((0, 1)), np.array([[0.1]]), np.array([0.3])
+    assert _TimedBuckets([MIB], none, none, np.zeros(0), _ON_HOST).rows() == []
+    assert _TimedBuckets([MIB], none, none, np.zeros(0), _ON_HOST).copy_per_mb_s() == 0.0
+    assert _TimedBuckets([MIB], ready, ready + 0.1, over, _ON_HOST).copy_per_mb_s() == pytest.approx(0.1)
+    assert _TimedBuckets([MIB], ready, ready + 0.1, over, _ON_STREAM).copy_per_mb_s() == 0.0
 
 
 def test_without_sizes_there_are_no_figures() -> None:

@@ -50,6 +50,20 @@ def test_pipelines_and_reduction_groups():
     assert found.places[3] == MeshPlace(dp=1, pp=1)
 
 
+def test_groups_say_the_sizes_of_a_job_whose_ranks_are_missing():
+    """Ranks 0 to 2 of two pipelines of two stages: of places alone, nobody knows how many there are."""
+    facts = [
+        RankFacts(
+            rank, 4, pipelines=({"group_rank": rank // 2, "num_stages": 2, "ranks": [rank % 2, rank % 2 + 2]},),
+            reduced=((rank - rank % 2, rank - rank % 2 + 1),),
+        )
+        for rank in (0, 2)
+    ]  # fmt: skip
+    found = place_ranks(facts)
+    assert (found.layout.dp, found.layout.pp, found.layout.world_size) == (2, 2, 4)
+    assert found.places == {0: MeshPlace(), 2: MeshPlace(pp=1)}
+
+
 def test_a_pipeline_that_turns_around_is_refused():
     """Interleaved, rank 0 has the stages 0 and 2 of 4; V-shaped, 0 and 3."""
 
@@ -75,6 +89,37 @@ def test_megatron_knows():
     found = place_ranks(facts)
     assert found.places[2] == MeshPlace(dp=0, pp=1)
     assert found.layout.vpp == 2
+
+
+def megatron(rank, world_size, sizes, **place):
+    return RankFacts(rank, world_size, megatron={"ranks": place, "sizes": sizes, "vpp": 1})
+
+
+def test_the_data_parallel_size_of_megatron_may_hold_the_context_parallel_one():
+    facts = [megatron(rank, 4, {"dp": 4, "cp": 2}, dp=rank, cp=rank % 2) for rank in range(4)]
+    found = place_ranks(facts)
+    assert (found.layout.dp, found.layout.cp) == (4, 1)
+    assert found.places[3] == MeshPlace(dp=3)
+
+
+def test_ranks_of_megatron_that_disagree_are_named():
+    sizes = {"dp": 2, "pp": 2}
+    alike = [megatron(rank, 4, sizes, dp=rank % 2, pp=rank // 2) for rank in range(3)]
+    for last, words in (
+        (megatron(3, 4, {"dp": 4}, dp=3), "but others on rank 3;"),
+        (RankFacts(3, 4), "but unknown on rank 3;"),
+    ):
+        with pytest.raises(LayoutError, match=words):
+            place_ranks([*alike, last])
+    few = [megatron(rank, 4, {"dp": 2}, dp=rank) for rank in range(2)]
+    with pytest.raises(LayoutError, match="gives dp 2 x pp 1 x tp 1 x cp 1 = 2, but the job has 4 ranks"):
+        place_ranks(few)
+
+
+def test_options_that_agree_with_the_mesh_leave_it_its_order():
+    found = place_ranks(with_mesh(["dp", "pp"], [[0, 1], [2, 3]], 4), LayoutOptions(dp=2))
+    assert found.source == "device mesh (dp, pp), confirmed by options"
+    assert found.places[1] == MeshPlace(dp=0, pp=1)
 
 
 def test_options_win():

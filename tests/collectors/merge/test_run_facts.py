@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tracekit.collectors.merge.run_facts import find_unrecorded, summarize_gpu
+from tracekit.collectors.merge.run_facts import find_unrecorded, read_samples, summarize_gpu
+from tracekit.collectors.record.wire_format import GPU_SUFFIX, rank_stem
 from tracekit.collectors.run_directory.segments import RECORD_DTYPE, AttemptRecording, RankRecording
 
 
@@ -60,6 +61,15 @@ def test_a_gpu_that_no_rank_used_is_told() -> None:
     used = {"off": None, "failures": {}, "gpu_used": True}
     for rank in ({"torch": {"version": "2.9.0"}}, {**built, "device-clock": {}}, {**built, "summary": used}):
         assert find_unrecorded(attempt(built, rank)).unused_device is None
+
+
+def test_samples_are_read_up_to_the_first_that_is_damaged(tmp_path: Path) -> None:
+    """Of the last line, which may be torn, nothing is read."""
+    path, whole = tmp_path / f"{rank_stem(0)}{GPU_SUFFIX}", "[0, 1980, 60, 650000, 1]\n"
+    assert read_samples(tmp_path, 0, GPU_SUFFIX) == []
+    for damaged in ("[1, 19\n", "[1, 2]\n", '{"a": 1}\n', '[1, 2, 3, "x", 5]\n', '["now", 2, 3, 4, 5]\n', "[1, 2"):
+        path.write_text(whole + whole.replace("60", "null") + damaged + whole * (damaged[-1] == "\n"))
+        assert read_samples(tmp_path, 0, GPU_SUFFIX) == [[0, 1980, 60, 650000, 1], [0, 1980, None, 650000, 1]]
 
 
 def test_a_gpu_is_summarised_by_its_samples() -> None:

@@ -202,6 +202,15 @@ def test_a_damaged_ring_and_a_stranger_s_are_named(tmp_path):
     assert report["ranks_without_ring"] == [1]
 
 
+def test_a_ring_that_cannot_be_read_leaves_times_of_the_host(tmp_path):
+    job = one_reduction(tmp_path)
+    job.directory.mkdir(parents=True)
+    (job.directory / "nccl-a-100.ring").write_bytes(b"no ring at all")
+    result, of_host = job.merged(write=()), one_reduction(tmp_path / "none").merged(write=())
+    assert ops_of(result, 0, OpKind.ALL_REDUCE) == ops_of(of_host, 0, OpKind.ALL_REDUCE)
+    assert result.trace.metadata["nccl"]["ranks_without_ring"] == [0, 1]
+
+
 def test_without_rings_nothing_is_said(tmp_path):
     """A trace that was collected without NCCL's events has no word about them."""
     assert "nccl" not in one_reduction(tmp_path).merged(write=()).trace.metadata

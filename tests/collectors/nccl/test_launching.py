@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from tests.collectors.conftest import contradictions, several
+from tests.collectors.nccl.handmade import HandmadeRing
 from tests.handmade import read_any
 from tracekit.collectors.launch import record
 from tracekit.collectors.nccl import launching
@@ -92,6 +93,9 @@ def test_small_shared_memory_is_told(monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_frsize=4096, f_blocks=64_000_000 // 4096))
     assert launching._shared_memory(0x46)[0].startswith(f"{launching.SHARED_MEMORY} has 64 MB")
     assert launching._shared_memory(0x06) == ()
+    monkeypatch.undo()
+    monkeypatch.setattr(launching, "SHARED_MEMORY", "/no/such/folder")
+    assert launching._shared_memory(0x46) == ()
 
 
 def recording(tmp_path, fact):
@@ -114,6 +118,13 @@ def test_why_no_ring_appeared_is_said(tmp_path):
         folder.mkdir()
         *_, line = launching.nccl_lines(recording(folder, fact), None, 0x46)
         assert line.startswith(f"no NCCL ring appeared on any of 2 ranks: {words}")
+
+
+def test_rings_without_a_trace_to_join_are_kept(tmp_path):
+    HandmadeRing("a", 1).write(tmp_path)
+    fact = {"version": [2, 29, 7], "backends": "nccl"}
+    *_, line = launching.nccl_lines(recording(tmp_path, fact), None, 0x46)
+    assert line == "1 NCCL rings are kept with the segments"
 
 
 def test_a_hazard_of_the_version_the_job_ran_with_is_told_behind_it(tmp_path):

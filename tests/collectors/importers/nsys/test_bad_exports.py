@@ -1,6 +1,7 @@
 """What is no whole export of Nsight Systems, or a recording of another kind, says so in one sentence."""
 
 import sqlite3
+import struct
 from contextlib import closing
 
 import pytest
@@ -9,6 +10,7 @@ from tests.cases import case
 from tests.collectors.importers.nsys.exports import GEMM, TWO_RANKS, export, kernel, span
 from tracekit.base.errors import FormatError
 from tracekit.base.paths import Look
+from tracekit.collectors.importers.kineto.nsys_file import NO_ID, _decoded
 from tracekit.sources.load import load, wrong_source
 from tracekit.sources.source import Content
 
@@ -83,6 +85,16 @@ def test_what_cannot_be_read_is_one_clear_sentence(tmp_path):
             load(path)
         assert str(raised.value).startswith(f"{path}: ")
         assert "\n" not in str(raised.value)
+
+
+def test_a_payload_that_is_cut_says_nothing():
+    nothing = _decoded(b"", {})
+    assert set(nothing) == {NO_ID}
+    whole = struct.pack("<4Qq", 0, 7, 0, 0, 3)
+    schemas = {7: [(1, "<q", 0)]}
+    assert _decoded(whole, schemas) == _decoded(whole.hex(), schemas) == [NO_ID, 3, *nothing[2:]]
+    for damaged in (whole[:20], whole[:36], whole.hex()[:-1], "text"):
+        assert _decoded(damaged, schemas) == nothing
 
 
 def test_a_folder_of_reports_says_how_to_convert_one(tmp_path):
