@@ -348,7 +348,6 @@ def test_what_collect_recorded(name):
     assert in_batches(path, batch_ops=600).to_json() == load(path).report.to_json()
 
 
-@pytest.mark.slow
 def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
     ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
     path = write_canonical(tmp_path / "job.parquet", ops)
@@ -360,7 +359,6 @@ def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
         in_batches(write_canonical(path, slow_trace(range(5)).ops.filter(lacks_most)), batch_ops=1)
 
 
-@pytest.mark.slow
 def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
     cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))

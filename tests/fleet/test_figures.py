@@ -20,7 +20,8 @@ from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, inter
 from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
-from tracekit.fleet.study_tables import frame
+from tracekit.fleet.study_tables import exclusions_of, frame
+from tracekit.fleet.tasks import Rule
 
 
 def test_jobs_are_grouped_by_size_the_smallest_first(tmp_path: Path) -> None:
@@ -324,3 +325,30 @@ def test_an_empty_study_says_so(tmp_path: Path) -> None:
     assert counted_jobs(empty).is_empty()
     assert run("fleet", "report", tmp_path / "study").out.startswith("No job counts: every one was left out.")
     assert run("fleet", "report", tmp_path / "study", "--html", tmp_path / "page.html").code == 0
+
+
+def test_a_job_is_left_out_by_each_rule_that_it_breaks() -> None:
+    usual = {"steps": 3, "restarts": 15, "unexplained": -0.05, "replay_error": 0.05, "trustworthy": True}
+    for change, rule, reason in (
+        ({}, None, ""),
+        ({"steps": 2}, Rule.FEW_STEPS, "2 steps; expected 3 or more"),
+        ({"restarts": 16}, Rule.RESTARTS, "16 restarts; expected 15 at most"),
+        ({"unexplained": 0.06}, Rule.DISCREPANCY, "6.0% of the step is unexplained; expected at most 5%"),
+        ({"unexplained": -0.06}, Rule.DISCREPANCY, "-6.0% of the step is unexplained; expected at most 5%"),
+        ({"replay_error": 0.07}, Rule.REPLAY_ERROR, "the replay misses the recording by 7.0%"),
+        ({"replay_error": float("nan")}, Rule.REPLAY_ERROR, "the replay misses the recording by nan%"),
+        ({"trustworthy": False, "doubts": "clocks are off"}, Rule.DOUBTFUL, "clocks are off"),
+        ({"trustworthy": False, "doubts": None}, Rule.DOUBTFUL, "the report cannot be trusted"),
+    ):
+        found = [(each.rule, each.reason) for each in exclusions_of(usual | change, 1e9)]
+        assert found == ([] if rule is None else [(rule, reason)])
+
+
+def test_a_study_beside_an_empty_one_has_figures_and_no_change(tmp_path: Path) -> None:
+    full = write_study(tmp_path / "full", jobs=[job("one", 1.25, 10.0), job("two", 1.0, 10.0)])
+    found = compare_studies(write_study(tmp_path / "empty"), full)
+    assert (found.jobs_before, found.jobs_after) == (0, 2)
+    figures = {each.name: each.after for each in found.changes}
+    assert figures == {"GPU-hours lost": pytest.approx(0.1), "jobs that straggle": 0.5}
+    assert {each.direction for each in found.changes} == {ChangeDirection.UNCLEAR}
+    assert all(np.isnan([each.before, each.change.low, each.change.high]).all() for each in found.changes)

@@ -344,7 +344,6 @@ def test_checkpoints_are_marked_where_their_steps_were(tmp_path: Path) -> None:
     assert (stop.kind, stop.step, stop.start_s - BEGIN, stop.words) == ("checkpoint", 5, 50, "step 5 took 2 s longer")
 
 
-@pytest.mark.slow
 def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages) -> None:
     asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
     for path in ("/workers", "/whatif", "/timeline"):
@@ -357,7 +356,6 @@ def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages)
     assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 01:00:30 UTC" in alone
 
 
-@pytest.mark.slow
 def test_pages_of_a_range_judge_the_windows_in_it(pages: Pages) -> None:
     """Rank 3 is slow in both windows of the range, and in two of the four of the run."""
     asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
@@ -381,7 +379,6 @@ def test_charts_of_steps_show_the_steps_of_the_range(
         expect(page.locator(f"#{figure} text.across")).to_have_text(["9", "10"])  # of steps 8 to 11
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("since", "until", "said"),
     [
@@ -392,7 +389,10 @@ def test_charts_of_steps_show_the_steps_of_the_range(
         ("2031-01-01", "2032-01-01", "no step of this job is in that range"),
     ],
 )
-@pytest.mark.parametrize("path", ["/time", "/job", "/workers", "/whatif", "/timeline"])
+@pytest.mark.parametrize(
+    "path",
+    ["/timeline", *(pytest.param(path, marks=pytest.mark.slow) for path in ("/time", "/job", "/workers", "/whatif"))],
+)
 def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
     pages: Pages, path: str, since: str, until: str, said: str
 ) -> None:
