@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from dataclasses import astuple
@@ -10,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 
 from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
+from tracekit.dashboards.terminal.fleet_screen import print_culprits
 from tracekit.fleet.analyse import machines_of
 from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, interval, quantiles, ratio, samples_of
 from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
@@ -240,6 +243,19 @@ def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Pat
     assert sum(count > 0 for count in named) <= 2
 
 
+def test_machines_that_recur_are_a_table_in_the_terminal_and_a_link_to_all_of_them_on_the_page(tmp_path: Path) -> None:
+    study = fleet_of_hosts(tmp_path / "bad", {"h7": 0.5, "h21": 0.5}, seed=1)
+    found = recurring_culprits(study)
+    shown = run("fleet", "culprits", study.path).out
+    assert all(f" {machine} " in shown for machine in found["machine"])
+    console = Console(file=io.StringIO(), width=200)
+    print_culprits(found, 0.05, console, most=1, all_culprits="COMMAND")
+    shown = console.file.getvalue()
+    assert found["machine"][0] in shown
+    assert found["machine"][1] not in shown
+    assert f" {found.height - 1} more with `COMMAND`." in shown
+
+
 def test_jobs_left_out_are_none_of_a_machine(tmp_path: Path) -> None:
     """Three jobs on hosts a and b. In the first a is hit: by chance with 1 of 2. The third, hit too, is left out."""
     hit, fine = {"part": "compute", "cost_s": 1.0}, {"part": None, "cost_s": None}
@@ -272,7 +288,10 @@ def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:
     worse, unclear = ChangeDirection.WORSE, ChangeDirection.UNCLEAR
     assert directions == {"jobs that straggle": worse, "GPU-hours lost": worse, "python-gc": worse, "x": worse,
                           "bad-worker": unclear, "y": unclear}  # fmt: skip
-    ran = run("fleet", "compare", tmp_path / "before", tmp_path / "after", "--fail-on-worse")
+    compared = ("fleet", "compare", tmp_path / "before", tmp_path / "after")
+    told = json.loads(run(*compared, "--json").out)
+    assert (told["jobs_before"], {one["name"]: one["direction"] for one in told["changes"]}) == (400, directions)
+    ran = run(*compared, "--fail-on-worse")
     assert ran.code == 3
     assert ran.out.startswith("4 of 6 figures are worse, 0 better; 400 jobs before, 400 after")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,12 @@ import msgspec
 import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
+from plotly.utils import PlotlyJSONEncoder
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.dashboards.clicks import state
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found
+from tests.dashboards.page_text import Pages, found, sent
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
@@ -371,6 +373,15 @@ def test_pages_of_a_range_judge_the_windows_in_it(pages: Pages) -> None:
         assert badge in pages.lines(path, **asked)
 
 
+def test_charts_of_steps_are_as_wide_as_the_steps_that_begin_in_the_range(pages: Pages) -> None:
+    """Steps 8 to 11 begin 10 s apart from 00:00:00 on; no step begins in a range within one."""
+    for since, until, drawn in (("05", "25", "[8.5, 10.5]"), ("00", "10", "[7.5, 9.5]"), ("01", "09", None)):
+        moments = {name: f"2023-11-15T00:00:{second}Z" for name, second in (("since", since), ("until", until))}
+        shown = pages.page("/workers", job="live", **moments)
+        ranges = re.findall(r'"range": (\[[\d., ]+\])', json.dumps(shown, cls=PlotlyJSONEncoder))
+        assert set(ranges) == ({drawn} if drawn else set())
+
+
 def test_charts_of_steps_show_the_steps_of_the_range(
     store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:
@@ -402,6 +413,11 @@ def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
     assert [link.children for link in found(problem, "Link")] == ["All of the run"]
     lines = pages.lines(path, job="live", since=since, until=until)
     assert any(line.startswith("All of the run: 2023-11-14 22:00:00 UTC to ") for line in lines)
+
+
+def test_without_a_range_nothing_is_compared_with_the_rest(pages: Pages) -> None:
+    told = pages.answer("time-different.children", "time-ask", time_ask=1, time_job="live")
+    assert "All of the run is shown: choose a range." in sent(told)
 
 
 def test_a_trace_without_times_leads_to_its_steps(tmp_path: Path) -> None:
