@@ -289,6 +289,12 @@ def test_options_that_cannot_go_together_are_refused_before_any_work() -> None:
         assert reason in failed(*arguments)
 
 
+def test_a_folder_for_output_that_cannot_be_made_is_said(slow: str) -> None:
+    said = f"{slow}: cannot be created: File exists; choose another"
+    assert failed("metrics", "alerts", slow) == f"{said} folder"
+    assert failed("whatif", slow, "--csv", slow) == f"{said} directory"
+
+
 def test_a_long_question_is_shortened_where_it_is_answered(slow: str) -> None:
     assert len(done("whatif", slow, "--fix", f"rank={','.join(['3'] * 2000)}").stdout) < 4000
 

@@ -182,6 +182,9 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert lasted(store.incidents()[0]) == "1 h 0 min"
     assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
     assert run("store", "incidents", "--store", store.path, "--open").out == ""
+    (closed,) = store.incidents()
+    title = run("store", "incidents", "--store", store.path, env={"COLUMNS": "200"}).out.splitlines()[0]
+    assert title.endswith(f": lasted 1 h 0 min, {closed.closed_because}")
     assert store.history("live", 2)["number"].to_list() == [1, 2]
 
 
