@@ -248,6 +248,11 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(store: Store) -> None:
     assert not store.path.exists()
 
 
+def test_a_folder_that_is_no_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a folder, but not a tracekit store; choose another --store"):
+        Store(tmp_path).jobs()
+
+
 def test_a_store_without_jobs_says_how_to_add_one(store: Store) -> None:
     store.add([])
     assert store.jobs() == ()

@@ -62,6 +62,17 @@ def test_what_is_no_frame_is_one_clear_error() -> None:
         trace(slow_frame().to_pandas()["step"])
 
 
+def test_times_of_the_host_are_seconds_or_missing() -> None:
+    for column in ("posted", "resumed"):
+        with pytest.raises(
+            TraceError, match=f"column '{column}' has type String; expected seconds; convert the column"
+        ):
+            trace(slow_frame().with_columns(pl.lit("soon").alias(column)))
+        with pytest.raises(TraceError, match="expected finite seconds >= 0, or null"):
+            trace(slow_frame().with_columns(pl.lit(-1.0).alias(column)))
+        assert trace(slow_frame().with_columns(pl.lit(None).alias(column))).ops.height == OPS_PER_STEP
+
+
 def test_the_frame_given_is_not_changed() -> None:
     ops = slow_frame().select(pl.col("step").cast(pl.Int64), pl.exclude("step"))
     before = ops.clone()

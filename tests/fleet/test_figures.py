@@ -7,12 +7,15 @@ import itertools
 import json
 from dataclasses import astuple
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import polars as pl
 import pytest
 from rich.console import Console
 
+from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import found as components
 from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
@@ -25,6 +28,7 @@ from tracekit.fleet.study import Study
 from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
 from tracekit.fleet.study_tables import exclusions_of, frame
 from tracekit.fleet.tasks import Rule
+from tracekit.store import Store
 
 
 def test_jobs_are_grouped_by_size_the_smallest_first(tmp_path: Path) -> None:
@@ -254,6 +258,9 @@ def test_machines_that_recur_are_a_table_in_the_terminal_and_a_link_to_all_of_th
     assert found["machine"][0] in shown
     assert found["machine"][1] not in shown
     assert f" {found.height - 1} more with `COMMAND`." in shown
+    page = Pages(Store(tmp_path / "jobs.store").path, study.path).page("/fleet")
+    files = [unquote(link.href) for link in components(page, "A") if link.children == "CSV"]
+    assert any(all(f",{machine}," in file for machine in found["machine"]) for file in files)
 
 
 def test_jobs_left_out_are_none_of_a_machine(tmp_path: Path) -> None:
@@ -337,6 +344,14 @@ def test_the_report_answers_on_one_screen_and_says_how_to_see_all(study: Path) -
     assert full.startswith(beginning)
     assert ("GPU-hours lost by cause" in shown, "What jobs lose" in shown) == (True, False)
     assert "What jobs lose" in full
+
+
+def test_a_study_of_several_versions_of_the_analysis_says_so(tmp_path: Path) -> None:
+    for number, versions in enumerate((("one", "one"), ("one", "two"))):
+        jobs = [job(name, 1.2, 1.0, analysis=version) for name, version in zip("ab", versions, strict=True)]
+        shown = run("fleet", "report", write_study(tmp_path / str(number), jobs=jobs).path).out
+        mixed = "jobs of 2 versions of the analysis: run the sources again"
+        assert (mixed in shown) == (len(set(versions)) > 1)
 
 
 def test_an_empty_study_says_so(tmp_path: Path) -> None:

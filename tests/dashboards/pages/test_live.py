@@ -243,6 +243,7 @@ def test_a_host_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path
     assert "never the culprit in its last 9 jobs" in lines[lines.index("node-a") + 1]
 
 
+@pytest.mark.slow
 def test_a_gpu_is_told_in_how_many_of_its_last_jobs_it_was_the_culprit(tmp_path: Path) -> None:
     """A GPU of eleven jobs that moved to another host in the last; those beside it were never the culprit."""
     store = Store(tmp_path / "s.store")

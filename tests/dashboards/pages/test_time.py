@@ -415,6 +415,13 @@ def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
     assert any(line.startswith("All of the run: 2023-11-14 22:00:00 UTC to ") for line in lines)
 
 
+def test_a_range_between_the_steps_of_a_window_has_none(tmp_path: Path) -> None:
+    ran, store = trace(slow=True), Store(tmp_path / "s.store")
+    store.append(analysed(replace(ran, step_starts={int(step): BEGIN + 1000 * step for step in ran.steps})))
+    shown = Pages(store.path).lines("/time", job="live", since="2023-11-14T22:05:00Z", until="2023-11-14T22:10:00Z")
+    assert "No step ran in this range." in shown
+
+
 def test_without_a_range_nothing_is_compared_with_the_rest(pages: Pages) -> None:
     told = pages.answer("time-different.children", "time-ask", time_ask=1, time_job="live")
     assert "All of the run is shown: choose a range." in sent(told)
