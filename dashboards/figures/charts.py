@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -278,6 +278,8 @@ def picture(section: Picture, theme: Theme) -> go.Figure:
             return series(section, theme)
         case BarTimeline():
             return timeline(section, theme)
+        case _:
+            assert_never(section)
 
 
 def grid(grid: ShareGrid, theme: Theme) -> go.Figure:
