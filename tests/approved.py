@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import polars as pl
 from plotly.utils import PlotlyJSONEncoder
 
 import tracekit
@@ -30,7 +31,7 @@ from tests.analysis.rl.logs import lines
 from tests.analysis.rl.logs import write as write_rows
 from tests.bill.test_run import restarted
 from tests.dashboards.page_text import Pages
-from tests.handmade import LAYOUT, healthy_frame, run, slow_trace
+from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
 from tests.test_one_world import HOSTS, op_trace
 from tests.test_sentences import JOBS
 from tracekit.analysis.diagnosis.diagnosis import Diagnosis
@@ -55,6 +56,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "report-published-rules": ("whatif", "slow_worker.parquet", "--json", "--method", "published"),
     "report-bubbles": ("whatif", "slow.parquet", "--json", "--bubbles", "--schedule", "gpipe"),
     "full-slow": ("whatif", "slow.parquet", "--full", "--gpu-hour", "2.5", *FIX),
+    "full-late-clock": ("whatif", "late.parquet", "--full"),
+    "full-late-clock-published": ("whatif", "late.parquet", "--full", "--method", "published"),
     "full-lengths": ("whatif", "sequence_lengths.parquet", "--full"),
     "full-collected": ("whatif", "collected.parquet", "--full"),
     "full-recording": ("whatif", "gpu_slow_input", "--full", "--overlap"),
@@ -133,6 +136,9 @@ def fill(folder: Path) -> None:
     slow_trace(range(5), metadata={"hosts": HOSTS}).write_parquet(folder / "slow.parquet")
     well = tracekit.Trace.from_frame(healthy_frame(range(5)), LAYOUT, name="healthy", metadata={"hosts": HOSTS})
     well.write_parquet(folder / "well.parquet")
+    last = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    behind = slow_frame(range(5)).with_columns(start=pl.col("start") - pl.when(last).then(0.3).otherwise(0.0))
+    tracekit.Trace.from_frame(behind, LAYOUT, name="late clock").write_parquet(folder / "late.parquet")
     op_trace(0.16, "ops").write_parquet(folder / "ops.parquet")
     write_rows(folder / "rl.jsonl", lines(8, reward_s=0.125))
     job, faults = HangJob(4, 2, 2), [Fault("gpu-error", 6, 29, lag=4)]

@@ -270,6 +270,31 @@ def test_sources_that_contradict_each_other_are_said() -> None:
         assert reason in failed("whatif", *arguments)
 
 
+def test_options_that_cannot_go_together_are_refused_before_any_work() -> None:
+    for reason, *arguments in (
+        ("--json and --markdown - both write to stdout", "whatif", "gone", "--json", "--markdown", "-"),
+        ("--as prints to stdout, and so does --json", "whatif", "gone", "--json", "--as", "theirs"),
+        ("--as prints to stdout, and so does --json", "whatif", "gone", "--markdown", "-", "--as", "theirs"),
+        ("no TRACE given; expected at least one", "import"),
+        ("--steps chooses what a timeline shows", "store", "export", "gone", "-o", "x.parquet", "--steps", "1"),
+        ("one of --json, --csv and --parquet at a time", "store", "sql", "SELECT 1", "--json", "--csv"),
+        ("one of --json, --csv and --parquet at a time", "store", "sql", "SELECT 1", "--csv", "--parquet", "x.parquet"),
+        ("one of --json and --csv at a time", "bill", "gone", "--json", "--csv"),
+        ("--layout and --unit belong to a TRACE", "store", "list", "--unit", "ms"),
+        ("--layout and --unit belong to a TRACE", "store", "list", "--layout", "meta.yaml"),
+        ("--microbatches '24,0'; expected whole", "optimize", "--runs", "gone", "--microbatches", "24,0"),
+        ("--microbatches '24,x'; expected whole", "optimize", "--runs", "gone", "--microbatches", "24,x"),
+        ("--microbatches '1048577'; expected whole", "optimize", "--runs", "gone", "--microbatches", "1048577"),
+    ):
+        assert reason in failed(*arguments)
+
+
+def test_a_folder_for_output_that_cannot_be_made_is_said(slow: str) -> None:
+    said = f"{slow}: cannot be created: File exists; choose another"
+    assert failed("metrics", "alerts", slow) == f"{said} folder"
+    assert failed("whatif", slow, "--csv", slow) == f"{said} directory"
+
+
 def test_a_long_question_is_shortened_where_it_is_answered(slow: str) -> None:
     assert len(done("whatif", slow, "--fix", f"rank={','.join(['3'] * 2000)}").stdout) < 4000
 
@@ -391,6 +416,20 @@ def test_export_writes_a_timeline_and_says_what_is_in_it(slow: str) -> None:
     )
     assert "--steps 'x'; expected numbers" in failed("store", "export", slow, "-o", "x.json.gz", "--steps", "x")
     assert not Path("x.json.gz").exists()
+
+
+def test_export_to_parquet_writes_the_whole_trace(slow: str) -> None:
+    assert done("store", "export", slow, "-o", "again.parquet").stdout == "Wrote again.parquet: 96 ops\n"
+    assert tracekit.load("again.parquet").trace.ops.equals(tracekit.load(slow).trace.ops)
+
+
+def test_a_timeline_of_too_many_slices_has_the_slowest_steps_and_says_so(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has 48 ops, which are drawn three times."""
+    monkeypatch.setattr("tracekit.trace.chrome.MOST_SLICES", 144)
+    shown = done("store", "export", slow, "-o", "out.json.gz").stdout
+    assert shown.startswith("Wrote out.json.gz: 144 slices, 1 of 2 steps, the slowest ones; choose others with --steps")
 
 
 # ---- synth
@@ -555,6 +594,11 @@ def test_no_other_error_is_shown_as_an_interruption(error: Exception, monkeypatc
     with pytest.raises(type(error)) as raised:
         cli.main()
     assert raised.value is error
+
+
+def test_a_machine_without_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.commands, "main", Mock(side_effect=MemoryError))
+    assert run("whatif") == Ran(2, "", "tracekit: out of memory; use fewer steps, or a larger machine\n")
 
 
 def test_importing_tracekit_imports_nothing_at_all() -> None:

@@ -88,7 +88,6 @@ def test_what_a_fix_gave_back_is_kept_with_what_was_expected(tmp_path: Path, run
     assert Store(store).applied() == (kept,)
 
 
-@pytest.mark.slow
 def test_a_fix_that_cannot_be_meant_is_an_error_and_nothing_is_kept(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     store = tmp_path / "jobs"
     wide = tmp_path / "wide.parquet"

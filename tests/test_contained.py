@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 import tracekit
+from tests.cases import case
 from tests.handmade import findings_of, slow_trace
 from tests.reports import hang_with
 from tracekit.base.contained import Contained, sync_names
-from tracekit.base.errors import StoreError
+from tracekit.base.errors import StoreError, UnreadableFileError, UnsafeFileError
 from tracekit.live.receivers import DeliveryLog
 from tracekit.store import Incoming, Store
 from tracekit.store.care import damages, repair
@@ -87,6 +88,49 @@ def by_path(source: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_files_of_stores_and_studies_are_reached_through_the_one_module(path: Path) -> None:
     assert set(by_path(path.read_text())) <= ALLOWED.get(path.name, set())
+
+
+def test_a_name_leads_nowhere_but_into_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "outside").write_text("secret")
+    for name in ("", ".", "..", "../outside", "a/..", "./a", "/etc/passwd"):
+        for reach in (Contained(folder).read, Contained(folder).status, Contained(folder).remove):
+            with case((name, reach.__name__)), pytest.raises(UnsafeFileError, match="not a name in"):
+                reach(name)
+    assert (tmp_path / "outside").read_text() == "secret"
+
+
+def test_what_is_no_file_is_named_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contained = Contained(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "file").write_text("12345678")
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (
+        ("folder", "folder: is a folder where a file of tracekit belongs; move it away"),
+        ("pipe", "pipe: is a pipe where a file of tracekit belongs; move it away"),
+        ("link", "link: is a link to folder, which is not followed"),
+        ("link/file", "link: is a link to folder, which is not followed"),
+    ):
+        with case(name), pytest.raises(UnsafeFileError, match=said):
+            contained.read(name)
+    assert list(contained.unsafe("link")) == list(contained.unsafe(""))[:1]
+    monkeypatch.setattr("tracekit.base.contained.MOST_READ_BYTES", 7)
+    with pytest.raises(UnreadableFileError, match="file: has 8 bytes, more than 7; move it away"):
+        contained.read("file")
+
+
+def test_a_file_that_cannot_take_its_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").write_text("b")
+    (tmp_path / "c").write_text("c")
+    with pytest.raises(UnsafeFileError):
+        Contained(tmp_path).put("a", b"new")
+    with pytest.raises(FileExistsError):
+        Contained(tmp_path).rename("b", "c")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+    assert (tmp_path / "c").read_text() == "c"
 
 
 def test_the_calls_that_would_bypass_it_are_seen() -> None:

@@ -57,6 +57,12 @@ def test_a_job_without_hang_exits_with_0(tmp_path):
     assert result.out.startswith("NO HANG")
 
 
+def test_a_job_is_one_of_a_store(tmp_path):
+    result = handmade.run("hang", folder_of(tmp_path, []), "--job", "new")
+    assert result.code == 2
+    assert "--job chooses a hang in a store" in result.message
+
+
 def test_a_folder_that_is_not_there_is_one_clear_line(tmp_path):
     result = handmade.run("hang", tmp_path / "nowhere")
     assert result.code == 2

@@ -133,7 +133,6 @@ def test_each_impossible_row_is_named_and_left_out_of_every_list(foreign: Path) 
     assert set(catalogue.left_out) <= set(damages(store))
 
 
-@pytest.mark.slow
 def test_pages_show_the_rest_and_name_what_is_left_out(foreign: Path) -> None:
     pages = Pages(foreign)
     for page, shown in (("/", "good"), ("/incidents", "good"), ("/hosts", "was ever the culprit")):

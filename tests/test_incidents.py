@@ -182,6 +182,9 @@ def test_windows_of_a_store_open_and_close_incidents(tmp_path: Path) -> None:
     assert lasted(store.incidents()[0]) == "1 h 0 min"
     assert [(one.closed_at is None, one.closed_window) for one in store.incidents()] == [(False, None)]
     assert run("store", "incidents", "--store", store.path, "--open").out == ""
+    (closed,) = store.incidents()
+    title = run("store", "incidents", "--store", store.path, env={"COLUMNS": "200"}).out.splitlines()[0]
+    assert title.endswith(f": lasted 1 h 0 min, {closed.closed_because}")
     assert store.history("live", 2)["number"].to_list() == [1, 2]
 
 
@@ -315,6 +318,21 @@ def test_a_hang_is_an_incident_until_a_later_step_is_in_a_window_or_the_job_ends
     store.add_hang("stuck", ["HANG"], STANDS)
     store.end_watch("stuck")
     assert store.incidents("stuck", only_open=True) == ()
+
+
+def test_a_hang_that_is_over_says_which_window_goes_on(tmp_path: Path) -> None:
+    hung = Incident(1, "live", replace(SLOW, kind=HANG), NOON, None, None)
+    assert (hung.closed_because, hung.windows) == (None, 0)
+    over = dataclasses.replace(hung, closed_at=NOON, closed_window=7)
+    assert (over.closed_because, over.settled) == ("steps go on in window 7", True)
+    assert dataclasses.replace(hung, closed_at=NOON, job_ending="was killed").closed_because == "the job was killed"
+
+
+def test_what_is_no_hang_is_stored_and_opens_no_incident(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.add_hang("live", ["NO HANG"], replace(hang_with(), hang=False))
+    assert [stored.job for stored in store.hangs()] == ["live"]
+    assert store.incidents() == ()
 
 
 def test_a_hang_without_a_culprit_advises_nothing(tmp_path: Path) -> None:

@@ -13,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tracekit
+from tests.cases import case
+from tests.handmade import slow_trace
 from tests.properties import examples
-from tracekit.base.errors import TracekitError
+from tracekit.base.errors import FormatError, TracekitError
 from tracekit.cli import commands
+from tracekit.trace.canonical import METADATA_KEY, read_parquet
 from tracekit.trace.op import OpTrace, read_op_trace
 
 #: Two ranks compute and meet; rank 1 takes three times as long, and alone collects garbage in step 5.
@@ -53,6 +56,22 @@ def test_what_is_written_is_read(written: Path) -> None:
     again = read_op_trace(written)
     assert again.ops.equals(OPS)
     assert (again.name, again.groups, again.metadata) == ("two ranks", DP, {"gpu": "H200"})
+
+
+def test_each_reader_refuses_the_files_of_the_other(written: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"ops\.parquet: an op trace, not a pipeline trace"):
+        read_parquet(written)
+    slow_trace().write_parquet(tmp_path / "pipeline.parquet")
+    with pytest.raises(FormatError, match=r"pipeline\.parquet: not an op trace \(schema version 2\)"):
+        read_op_trace(tmp_path / "pipeline.parquet")
+
+
+def test_metadata_of_another_shape_is_damage(written: Path) -> None:
+    header = json.loads(pl.read_parquet_metadata(written)[METADATA_KEY])
+    for damage in ({"groups": {"dp": 3}}, {"groups": []}, {"axes": 3}, {"metadata": [1]}):
+        OPS.write_parquet(written, metadata={METADATA_KEY: json.dumps(header | damage)})
+        with case(damage), pytest.raises(FormatError, match=r"ops\.parquet: damaged tracekit metadata"):
+            read_op_trace(written)
 
 
 def test_the_report_has_the_numbers_of_the_hand(written: Path) -> None:

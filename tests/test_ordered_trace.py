@@ -92,6 +92,7 @@ def test_what_is_wrong_is_said_as_of_the_table(tmp_path):
     bad["twice"] = pl.concat([good, good[20:21]])
     bad["stage"] = good.filter(pl.col("pp_rank") == 0)
     bad["milliseconds"] = good.with_columns(pl.col("start", "duration") * 1e3)
+    bad["beyond all bounds"] = good.with_columns(start=pl.when(row == 33).then(1e9).otherwise("start"))
     bad["null"] = good.with_columns(step=pl.when(row == 33).then(None).otherwise("step"))
     for name, ops in (bad | {"step starts": good}).items():
         with case(name):

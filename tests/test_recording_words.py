@@ -9,8 +9,11 @@ import pytest
 
 from tests.handmade import run
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tests.reports import report_with
 from tracekit import load
-from tracekit.dashboards.words import answer_rows
+from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.base.text import with_error
+from tracekit.dashboards.words import answer_rows, fix_times
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +142,17 @@ def test_causes_without_a_row_are_counted_and_found(tmp_path: Path) -> None:
     for most, last in ((3, None), (2, "1 more cause: see Causes"), (0, "3 causes: see Causes")):
         words = [words for _, words in answer_rows(report, most_causes=most)]
         assert [one for one in words if "see Causes" in one] == ([] if last is None else [last])
+
+
+def test_a_fix_is_priced_without_the_profiler_where_that_is_known() -> None:
+    saves = {"value": 1.0, "low": 0.5, "high": 1.5}
+    fixes = [
+        {"saves_step_s": saves, "unprofiled_step_s": 4.0, "new_step_s": 9.0, "saved_s": 2.0},
+        {"saves_step_s": saves, "unprofiled_step_s": 4.0, "bound": True},
+        {"saves_step_s": saves, "new_step_s": 9.0, "saved_s": 2.0},
+        {"new_step_s": 9.0, "saved_s": 2.0, "error_s": 0.25},
+    ]
+    found = [fix_times(fix) for fix in report_with(fixes=fixes).fixes]
+    words = Estimate(1.0, 0.5, 1.5).words
+    with_profiler = [("9.00 s", with_error(2.0, 0.0)), ("9.00 s", with_error(2.0, 0.25))]
+    assert found == [("3.00 s", words), ("3.00 s", "1.00 s"), *with_profiler]

@@ -148,6 +148,7 @@ def edited(place: str, value: object) -> Callable[[dict[str, Any]], str]:
         (edited("fixes", []), "a first fix 0 of 0, which no job can have"),
         (edited("verdict.first_fix", 99), "a first fix 99 of 6, which no job can have"),
         (edited("by_step", []), "a report without a step, which no job can have"),
+        (edited("verdict.losses.0.causes", [0, 99]), "losses by the causes [0, 99] of "),
         (edited("by_worker.0.pp_rank", 7), "a map of 32 workers, 16 of which have a figure, which no job can have"),
         (edited("answer.places", []), "an answer on 1 causes at 0 places, and 1 causes, which"),
         (edited("sections", [GRID | {"values": [[0.1, 0.2]]}]), "a section 'loads' whose parts do not fit together"),

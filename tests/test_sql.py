@@ -183,6 +183,12 @@ def test_every_format_has_the_same_rows(store: Store, tmp_path: Path) -> None:
     assert "slow-worker" in run(*words).out
 
 
+def test_of_many_rows_the_terminal_says_how_to_see_all(store: Store) -> None:
+    few, many = (run("store", "sql", f"FROM range({count})", "--store", store.path).out for count in (50, 51))
+    assert "--csv" not in few
+    assert many.endswith("\n51 rows; --csv prints all\n")
+
+
 def test_a_join_and_types_that_polars_lacks_can_be_printed(store: Store, tmp_path: Path) -> None:
     query = """SELECT 1 AS one, 2 AS one, INTERVAL 1 DAY AS day, [INTERVAL 1 DAY] AS days, '101'::BIT AS bits,
         'x'::BLOB AS bytes, union_value(a := 1) AS either FROM jobs JOIN findings USING (job)"""

@@ -16,7 +16,8 @@ import polars as pl
 import pytest
 from msgspec.structs import replace
 
-from tests.handmade import LAYOUT, healthy_frame, run, slow_frame, slow_trace
+from tests.handmade import LAYOUT, findings_of, healthy_frame, run, slow_frame, slow_trace
+from tests.reports import hang_with
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.contained import Contained
 from tracekit.base.errors import StoreError
@@ -143,6 +144,30 @@ def test_a_name_that_is_taken_is_an_error_unless_replaced(store: Store) -> None:
     assert store.load("other").ops.height == 48
 
 
+def test_a_new_job_gets_a_name_that_no_job_has(store: Store) -> None:
+    """One that is watched has its name before it has a window; one that only hung leaves it."""
+    longest = "x" * 300
+    assert store.free_name("job") == "job"
+    store.add([incoming(slow_trace((0,)), name) for name in ("job", "job-2", longest)])
+    store.begin_watch("watched", "torchrun")
+    store.add_hang("hung", ["HANG"], hang_with())
+    names = [store.free_name(name) for name in ("job", "watched", "hung", longest)]
+    assert names == ["job-3", "watched-2", "hung", f"{'x' * 298}-2"]
+    with pytest.raises(StoreError, match="already has a job 'job'; choose another --name"):
+        store.check_new("job")
+    with pytest.raises(StoreError, match=r"DuckDB needs names in UTF-8, not 'half"):
+        store.check_new("half\udcff")
+
+
+def test_a_step_at_a_time_that_no_calendar_has_is_stored(store: Store) -> None:
+    """1e11 s before 1970 there was no year; the clock of the store says when the incident began."""
+    trace = slow_trace((0, 1), step_starts={0: -1e11, 1: -1e11 + 15.5})
+    store.append(Incoming(trace, "job", "x", findings_of(trace)))
+    assert store.load("job").step_starts[0] == -1e11
+    (incident,) = store.incidents("job")
+    assert incident.opened_at.year > 2000
+
+
 def test_two_traces_of_one_name_are_an_error_even_with_replace(store: Store) -> None:
     """The second would silently take the place of the first."""
     with pytest.raises(StoreError, match="two of the traces have the job name 'job'"):
@@ -221,6 +246,11 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(store: Store) -> None:
     with pytest.raises(StoreError, match="no such store; make one with `tracekit import TRACE --store"):
         store.jobs()
     assert not store.path.exists()
+
+
+def test_a_folder_that_is_no_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="a folder, but not a tracekit store; choose another --store"):
+        Store(tmp_path).jobs()
 
 
 def test_a_store_without_jobs_says_how_to_add_one(store: Store) -> None:

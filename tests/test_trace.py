@@ -20,7 +20,7 @@ from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import LayoutError, SelectionError, TraceError, TracekitError
 from tracekit.collectors.importers.published import read_published
 from tracekit.trace import canonical
-from tracekit.trace.canonical import Trace, read_parquet
+from tracekit.trace.canonical import RUN_QUEUE, Trace, read_parquet
 from tracekit.trace.facts import gpu_uuids
 from tracekit.trace.model import COMMUNICATION, KINDS, LARGEST_SIZE, LONGEST_S, Layout, OpKind, Worker, kind_groups
 from tracekit.trace.schema import SCHEMA, Origin, _check_identity, step_positions
@@ -58,6 +58,19 @@ def test_what_is_no_frame_is_one_clear_error() -> None:
     for frame in ([1, 2], None, {"step": [1]}):
         with case(frame), pytest.raises(TraceError, match="not a frame of polars or pandas"):
             trace(frame)
+    with pytest.raises(TraceError, match="a column, not a frame of polars or pandas"):
+        trace(slow_frame().to_pandas()["step"])
+
+
+def test_times_of_the_host_are_seconds_or_missing() -> None:
+    for column in ("posted", "resumed"):
+        with pytest.raises(
+            TraceError, match=f"column '{column}' has type String; expected seconds; convert the column"
+        ):
+            trace(slow_frame().with_columns(pl.lit("soon").alias(column)))
+        with pytest.raises(TraceError, match="expected finite seconds >= 0, or null"):
+            trace(slow_frame().with_columns(pl.lit(-1.0).alias(column)))
+        assert trace(slow_frame().with_columns(pl.lit(None).alias(column))).ops.height == OPS_PER_STEP
 
 
 def test_the_frame_given_is_not_changed() -> None:
@@ -272,6 +285,15 @@ def test_uuids_of_gpus_are_those_that_the_metadata_says_in_utf8() -> None:
     gpus = {"0": {"uuid": "GPU-a"}, "1": {"uuid": "b\udcff"}, "2": {"uuid": 3}, "3": {}, "4": "GPU", "5": {"uuid": ""}}
     assert gpu_uuids({"gpus": gpus}) == {"0": "GPU-a", "1": "b\\udcff"}
     assert gpu_uuids({}) == gpu_uuids({"gpus": ["GPU-a"]}) == {}
+
+
+def test_a_redacted_trace_keeps_what_its_analysis_reads_and_no_name() -> None:
+    queued = {"0": 0.5, "1": "ada", "node-a": 0.25}
+    collected = {"nested": True, "user": "ada"}
+    redacted = slow_trace(metadata={RUN_QUEUE: queued, "collect": collected, "hosts": {"0": "node-a"}}).redacted()
+    assert redacted.metadata == {RUN_QUEUE: {"0": 0.5}, "collect": {"nested": True}, "hosts": {"0": "host-1"}}
+    plain = slow_trace(metadata={RUN_QUEUE: "ada", "collect": "ada"}).redacted()
+    assert (plain.name, plain.metadata) == ("job", {"hosts": {}})
 
 
 def test_any_file_name_is_that_file(tmp_path: Path) -> None:

@@ -122,6 +122,16 @@ def test_steps_that_last_far_shorter_than_they_are_apart_give_the_unit_away() ->
     assert "multiply start and duration by 1000, or" in told
 
 
+def test_steps_that_start_at_the_same_time_say_nothing_about_the_unit() -> None:
+    ops = job(1e-3, send_s=5e-5, collective_s=1e-3).with_columns(TIMES * 1e3)
+    trace(ops, step_starts={0: 1.7e9, 1: 1.7e9})
+
+
+def test_times_that_no_unit_explains_are_no_alarm() -> None:
+    """Computes of 40 minutes beside transfers of 2 ns: what helps one of them makes the other worse."""
+    trace(job(1600.0, send_s=2e-9))
+
+
 def test_a_part_in_another_unit_is_named() -> None:
     """A rank, a stage, a part of the steps."""
     whole = sample("healthy")

@@ -92,8 +92,6 @@ def main() -> None:
     try:
         code = commands.main(prog_name="tracekit", standalone_mode=False, obj=_analyse)
         click.echo(nl=False)  # flushes, and tolerates a closed stdout
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(ExitCode.BAD_INPUT)

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.reports import report_with
 from tracekit.analysis.numeric.statistics import Estimate
-from tracekit.costs.claimed import ALL, USEFUL, BillPart, ClaimedCosts
-from tracekit.costs.of_report import costs_of
+from tracekit.costs.claimed import ALL, USEFUL, BillPart, ClaimedCosts, PlacedLoss, stored_costs
+from tracekit.costs.of_report import costs_of, when_slow
+from tracekit.report.finding import LossKind
 from tracekit.report.report import Report
 
 UNEXPLAINED_DELAYS = (BillPart.UNKNOWN, "launch delays without a cause", 0.0)
@@ -235,3 +237,46 @@ def test_what_a_source_without_compute_shows_beyond_its_losses_is_unknown() -> N
     lack = {"fact": "compute", "why": "the log holds no compute", "instead": "record it"}
     found = costs({"straggler": 4.0}, lacks=[lack])
     assert found.rest == ((BillPart.UNKNOWN, "the log holds no compute", ALL),)
+
+
+def test_communication_is_billed_once_if_it_is_also_a_loss_or_a_cause() -> None:
+    """Of 2 s of exposed transfers nothing is left beside a loss of 6 s, or a cause of 1 s, of the same part."""
+    exposed = (BillPart.COMMUNICATION, "exposed-communication")
+    kernels = [{"name": "k", "count": 1, "class": "matrix-product", "seconds": 8.0}]
+    gpus = [GPU | {"about": "rank", "busy_s": 19.0, "kernels": kernels, "unprofiled": None}]
+    for kind, more, exposed_s in (
+        ("host-bound", (), 2.0),
+        ("communication-bound", (), 0.0),
+        ("host-bound", (cause("exposed-communication", 1.5, 1.0),), 0.0),
+    ):
+        found = costs(
+            {kind: 6.0},
+            [cause("host-bound-launch", 6.0), *more],
+            source="recording",
+            gpus=gpus,
+            verdict={"lost_s": 6.0, "losses": [{"kind": kind, "lost_s": 6.0}], "exposed_communication_s": 2.0},
+        )
+        assert found.rest[-3] == (*exposed, exposed_s)
+
+
+def test_a_loss_is_timed_by_the_steps_that_lose() -> None:
+    """Steps 2 and 3 of 0 to 4 are slow. A loss that begins after them may be in any step, as far as they tell."""
+    lost_s = (0.0, 0.0, 1.0, 1.0, 0.0)
+    by_step = [
+        {"step": step, "slowdown": None, "recorded_s": 2.0, "original_s": 2.0, "ideal_s": 2.0 - lost, "lost_s": lost}
+        for step, lost in enumerate(lost_s)
+    ]
+    timed = when_slow(report({}, by_step=by_step), {0: 100.0, 4: 140.0})
+    loss = PlacedLoss(LossKind.STRAGGLER, BillPart.STRAGGLERS, "bad-worker", 1.0)
+    for first, steps, times in (
+        (None, (2, 3), (120.0, 132.0)),
+        (3, (3, 3), (130.0, 132.0)),
+        (4, (0, 4), (100.0, 142.0)),
+    ):
+        found = timed(replace(loss, first_step=first))
+        assert ((found.first_step, found.last_step), (found.since, found.until)) == (steps, times)
+
+
+def test_stored_costs_that_cannot_be_read_are_none() -> None:
+    for text in ("", "{", "[]", '{"planned": 3}', "[" * 100_000):
+        assert stored_costs(text) is None

@@ -220,7 +220,6 @@ def test_the_clocks_of_a_host_that_sets_its_wall_clock_do_not_count(tmp_path: Pa
     assert bill_of_run(tmp_path).notes == ()
 
 
-@pytest.mark.slow
 def test_an_attempt_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     """From the end of the one before to the beginning of the next: 3 to 9 s."""
     for attempt, begins_s in ((0, 0.0), (1, 4.0), (2, 9.0)):

@@ -23,6 +23,7 @@ from tests.reports import report_with
 from tracekit.base.errors import ExitCode
 from tracekit.base.text import ranks_text
 from tracekit.bill.account import account_of, accused_of_run, bill_of_store, run_of, run_of_job
+from tracekit.bill.placement import _start_up_s
 from tracekit.commands.mcp import who, why_slow
 from tracekit.dashboards.browser.ui.sentences import Tone, run_headline
 from tracekit.dashboards.words import (
@@ -245,6 +246,15 @@ def test_a_clock_ahead_of_that_of_the_store_gives_no_times(tmp_path: Path) -> No
     found = verdict(tmp_path, jumping((0.0, 0.0, ahead_s), slow=2))
     assert found.wall_s == pytest.approx(8 * HEALTHY_STEP_S + 4 * SLOW_STEP_S)
     assert only(found).since is None
+
+
+def test_a_run_starts_up_from_its_watch_to_its_first_window() -> None:
+    """Watched from 100 s on; the window was stored at 150 s, and ended by then where its clock is ahead."""
+    row = {"began_s": 100.0, "added_s": 150.0}
+    seconds = ((120.0, 10.0, 20.0), (90.0, 10.0, 0.0), (200.0, 10.0, 40.0), (200.0, 80.0, 0.0))
+    for begins_s, length_s, expected_s in seconds:
+        assert _start_up_s(row, begins_s, length_s) == expected_s
+    assert _start_up_s({**row, "began_s": None}, 120.0, 10.0) == 0.0
 
 
 def test_a_watch_by_another_clock_adds_no_time_to_the_run(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ class Pages:
     """The pages of one store, and of a study beside it."""
 
     def __init__(self, store: Path, study: Path | None = None, gpu_hour: float | None = None) -> None:
-        self._server = make_app(store, study=study, gpu_hour=gpu_hour).server
+        self._app = make_app(store, study=study, gpu_hour=gpu_hour)
+        self._server = self._app.server
         self.service: Service = self._server.extensions[EXTENSION]
 
     def page(self, path: str, **state: str) -> Component:
@@ -47,6 +48,36 @@ class Pages:
         """The text of the card of a job with an open incident."""
         with self._server.test_request_context("/"):
             return " ".join(lines(_page_of_jobs().job_card(self.service.results.stored(name))))
+
+    def answer(self, output: str, changed: str, **values: Any) -> dict[str, Any]:
+        """What the server sends a browser in which `changed` has changed: properties by the component that gets them.
+
+        `output`: a property that the callback sets. `changed`: a component, or a button as the JSON of its id.
+        `values`: of components, by their ids, with _ for -.
+        """
+        client = self.client()
+        client.get("/")  # with it Dash collects the callbacks
+        (name,) = [name for name in self._app.callback_map if output in name.strip(".").split("...")]
+        called, button = self._app.callback_map[name], json.loads(changed) if changed.startswith("{") else {}
+
+        def value_of(each: dict[str, str]) -> Any:
+            if not each["id"].startswith("{"):
+                return {**each, "value": values.get(each["id"].replace("-", "_"))}
+            return [{**each, "id": button, "value": 1}] * (button.get("type") == json.loads(each["id"])["type"])
+
+        prop = next((each["property"] for each in called["inputs"] if each["id"] == changed), "n_clicks")
+        ids = [dict(zip(("id", "property"), one.rsplit(".", 1), strict=True)) for one in name.strip(".").split("...")]
+        asked = {
+            "output": name,
+            "outputs": ids if name.startswith("..") else ids[0],
+            "inputs": [value_of(each) for each in called["inputs"]],
+            "state": [value_of(each) for each in called["state"]],
+            "changedPropIds": [f"{changed}.{prop}"],
+        }
+        answered = client.post("/_dash-update-component", json=asked)
+        assert answered.status_code in (200, 204), answered.text
+        content: dict[str, Any] = answered.get_json(silent=True) or {}
+        return {**content.get("response", {}), **content.get("sideUpdate", {})}
 
     def client(self) -> FlaskClient:
         """What asks for files."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.analysis.attribution.test_exact_attribution import specs
 from tests.analysis.replay.test_step_overlap import DataParallel, Pipeline
 from tests.fleet.buckets import upload
-from tests.handmade import little_space, published_columns, run, run_process, slow_trace, write_canonical
+from tests.handmade import LAYOUT, little_space, published_columns, run, run_process, slow_trace, write_canonical
 from tests.properties import examples
 from tests.test_op_trace import OPS
 from tracekit.analysis.job.job import ReportOptions
@@ -145,6 +145,27 @@ def test_rows_that_an_error_names_are_said_to_be_counted_in_some_steps(tmp_path)
     path = write_canonical(tmp_path / "job.parquet", pl.concat([ops, ops.filter(step=8)]))
     with pytest.raises(TraceError, match=r"rows 0 and \d+ .*\(rows are counted in steps 8 to 8 alone\)"):
         in_batches(path, batch_ops=1)
+
+
+def test_steps_that_cannot_be_told_or_are_all_left_out_are_one_error(tmp_path):
+    ops = slow_trace(range(3)).ops
+    path = write_canonical(tmp_path / "job.parquet", ops)
+    for ignored, left in (((0, 1, 2), 0), ((7,), 3)):
+        with pytest.raises(SelectionError, match=f"--ignore-steps leaves {left} of 3 steps, 0 to 2"):
+            in_batches(path, ignored=ignored)
+    assert in_batches(path, ignored=(0, 7)).job.steps == 2
+    write_canonical(path, ops.with_columns(step=pl.when(pl.int_range(pl.len()) == 5).then(None).otherwise("step")))
+    with pytest.raises(TraceError, match="ops without a step; drop or repair these rows"):
+        in_batches(path)
+
+
+def test_a_worker_of_another_rank_in_another_batch_is_one_error(tmp_path):
+    ops, layout = slow_trace(range(6)).ops, LAYOUT.to_dict() | {"tp": 4, "world_size": 16}
+    moved = (pl.col("step") == 4) & (pl.col("rank") == 3)
+    ops = ops.with_columns(rank=pl.when(moved).then(9).otherwise("rank"))
+    path = write_canonical(tmp_path / "job.parquet", ops, layout)
+    with pytest.raises(TraceError, match=r"worker \(1,1\) has rank 9 in some steps only"):
+        in_batches(path, batch_ops=1, evidence_ops=1)
 
 
 def test_a_file_without_rows_is_said_as_in_one_piece(tmp_path):
@@ -353,7 +374,6 @@ def test_what_collect_recorded(name):
     assert in_batches(path, batch_ops=600).to_json() == load(path).report.to_json()
 
 
-@pytest.mark.slow
 def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
     ops = slow_trace(range(6)).ops.filter((pl.col("step") != 1) | (pl.col("dp_rank") == 0))
     path = write_canonical(tmp_path / "job.parquet", ops)
@@ -365,7 +385,6 @@ def test_steps_that_lack_a_dp_rank_are_left_out_alike(tmp_path):
         in_batches(write_canonical(path, slow_trace(range(5)).ops.filter(lacks_most)), batch_ops=1)
 
 
-@pytest.mark.slow
 def test_steps_whose_recording_was_cut_are_left_out_alike(tmp_path):
     cut = (pl.col("step") == 5) & (pl.col("kind") == "backward-compute") & (pl.col("seq") == 1)
     path = write_canonical(tmp_path / "job.parquet", slow_trace(range(6)).ops.filter(~cut))

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from dataclasses import astuple
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import polars as pl
 import pytest
+from rich.console import Console
 
+from tests.dashboards.page_text import Pages
+from tests.dashboards.page_text import found as components
 from tests.documents.evil import EVIL, write_evil
 from tests.fleet.few_jobs import STEPS, study_here
 from tests.fleet.written import job, write_study
 from tests.handmade import run, slow_trace
+from tracekit.dashboards.terminal.fleet_screen import print_culprits
 from tracekit.fleet.analyse import machines_of
 from tracekit.fleet.figures import bootstrapped, counted_jobs, figures_of, interval, quantiles, ratio, samples_of
 from tracekit.fleet.recurring_culprits import poisson_binomial_tail, q_values, recurring_culprits
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_comparison import ChangeDirection, compare_studies
-from tracekit.fleet.study_tables import frame
+from tracekit.fleet.study_tables import exclusions_of, frame
+from tracekit.fleet.tasks import Rule
+from tracekit.store import Store
 
 
 def test_jobs_are_grouped_by_size_the_smallest_first(tmp_path: Path) -> None:
@@ -239,6 +247,22 @@ def test_machines_that_recur_are_named_and_chance_names_hardly_any(tmp_path: Pat
     assert sum(count > 0 for count in named) <= 2
 
 
+def test_machines_that_recur_are_a_table_in_the_terminal_and_a_link_to_all_of_them_on_the_page(tmp_path: Path) -> None:
+    study = fleet_of_hosts(tmp_path / "bad", {"h7": 0.5, "h21": 0.5}, seed=1)
+    found = recurring_culprits(study)
+    shown = run("fleet", "culprits", study.path).out
+    assert all(f" {machine} " in shown for machine in found["machine"])
+    console = Console(file=io.StringIO(), width=200)
+    print_culprits(found, 0.05, console, most=1, all_culprits="COMMAND")
+    shown = console.file.getvalue()
+    assert found["machine"][0] in shown
+    assert found["machine"][1] not in shown
+    assert f" {found.height - 1} more with `COMMAND`." in shown
+    page = Pages(Store(tmp_path / "jobs.store").path, study.path).page("/fleet")
+    files = [unquote(link.href) for link in components(page, "A") if link.children == "CSV"]
+    assert any(all(f",{machine}," in file for machine in found["machine"]) for file in files)
+
+
 def test_jobs_left_out_are_none_of_a_machine(tmp_path: Path) -> None:
     """Three jobs on hosts a and b. In the first a is hit: by chance with 1 of 2. The third, hit too, is left out."""
     hit, fine = {"part": "compute", "cost_s": 1.0}, {"part": None, "cost_s": None}
@@ -271,7 +295,10 @@ def test_what_became_worse_is_told_from_what_scatters(tmp_path: Path) -> None:
     worse, unclear = ChangeDirection.WORSE, ChangeDirection.UNCLEAR
     assert directions == {"jobs that straggle": worse, "GPU-hours lost": worse, "python-gc": worse, "x": worse,
                           "bad-worker": unclear, "y": unclear}  # fmt: skip
-    ran = run("fleet", "compare", tmp_path / "before", tmp_path / "after", "--fail-on-worse")
+    compared = ("fleet", "compare", tmp_path / "before", tmp_path / "after")
+    told = json.loads(run(*compared, "--json").out)
+    assert (told["jobs_before"], {one["name"]: one["direction"] for one in told["changes"]}) == (400, directions)
+    ran = run(*compared, "--fail-on-worse")
     assert ran.code == 3
     assert ran.out.startswith("4 of 6 figures are worse, 0 better; 400 jobs before, 400 after")
 
@@ -319,8 +346,43 @@ def test_the_report_answers_on_one_screen_and_says_how_to_see_all(study: Path) -
     assert "What jobs lose" in full
 
 
+def test_a_study_of_several_versions_of_the_analysis_says_so(tmp_path: Path) -> None:
+    for number, versions in enumerate((("one", "one"), ("one", "two"))):
+        jobs = [job(name, 1.2, 1.0, analysis=version) for name, version in zip("ab", versions, strict=True)]
+        shown = run("fleet", "report", write_study(tmp_path / str(number), jobs=jobs).path).out
+        mixed = "jobs of 2 versions of the analysis: run the sources again"
+        assert (mixed in shown) == (len(set(versions)) > 1)
+
+
 def test_an_empty_study_says_so(tmp_path: Path) -> None:
     empty = write_study(tmp_path / "study")
     assert counted_jobs(empty).is_empty()
     assert run("fleet", "report", tmp_path / "study").out.startswith("No job counts: every one was left out.")
     assert run("fleet", "report", tmp_path / "study", "--html", tmp_path / "page.html").code == 0
+
+
+def test_a_job_is_left_out_by_each_rule_that_it_breaks() -> None:
+    usual = {"steps": 3, "restarts": 15, "unexplained": -0.05, "replay_error": 0.05, "trustworthy": True}
+    for change, rule, reason in (
+        ({}, None, ""),
+        ({"steps": 2}, Rule.FEW_STEPS, "2 steps; expected 3 or more"),
+        ({"restarts": 16}, Rule.RESTARTS, "16 restarts; expected 15 at most"),
+        ({"unexplained": 0.06}, Rule.DISCREPANCY, "6.0% of the step is unexplained; expected at most 5%"),
+        ({"unexplained": -0.06}, Rule.DISCREPANCY, "-6.0% of the step is unexplained; expected at most 5%"),
+        ({"replay_error": 0.07}, Rule.REPLAY_ERROR, "the replay misses the recording by 7.0%"),
+        ({"replay_error": float("nan")}, Rule.REPLAY_ERROR, "the replay misses the recording by nan%"),
+        ({"trustworthy": False, "doubts": "clocks are off"}, Rule.DOUBTFUL, "clocks are off"),
+        ({"trustworthy": False, "doubts": None}, Rule.DOUBTFUL, "the report cannot be trusted"),
+    ):
+        found = [(each.rule, each.reason) for each in exclusions_of(usual | change, 1e9)]
+        assert found == ([] if rule is None else [(rule, reason)])
+
+
+def test_a_study_beside_an_empty_one_has_figures_and_no_change(tmp_path: Path) -> None:
+    full = write_study(tmp_path / "full", jobs=[job("one", 1.25, 10.0), job("two", 1.0, 10.0)])
+    found = compare_studies(write_study(tmp_path / "empty"), full)
+    assert (found.jobs_before, found.jobs_after) == (0, 2)
+    figures = {each.name: each.after for each in found.changes}
+    assert figures == {"GPU-hours lost": pytest.approx(0.1), "jobs that straggle": 0.5}
+    assert {each.direction for each in found.changes} == {ChangeDirection.UNCLEAR}
+    assert all(np.isnan([each.before, each.change.low, each.change.high]).all() for each in found.changes)

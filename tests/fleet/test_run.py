@@ -19,8 +19,8 @@ from tracekit.base.errors import OutputError, SelectionError, StudyError
 from tracekit.fleet.executors import LocalExecutor
 from tracekit.fleet.sources import StudySource, find_sources
 from tracekit.fleet.study import Standing, Study, analysing_files, run_study
-from tracekit.fleet.study_tables import TABLES
-from tracekit.fleet.tasks import Rule, Task
+from tracekit.fleet.study_tables import TABLES, frame
+from tracekit.fleet.tasks import Rule, Task, TaskOutcome
 from tracekit.sources.load import load_trace
 from tracekit.store import Incoming, Store
 from tracekit.trace.op import OpTrace
@@ -101,6 +101,40 @@ def test_with_nothing_to_do_nothing_is_read_or_written(
     again = study_here(jobs, out=tmp_path)
     assert (again.unchanged, again.outcomes) == (8, [])
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.parquet")}
+
+
+def test_hours_that_a_job_states_count_instead_of_those_of_its_steps(tmp_path: Path) -> None:
+    hours = 4 * 4 * SLOW_STEP_S / 3600
+    for name, stated in (("stated", 12.5), ("zero", 0), ("endless", float("inf")), ("words", "12.5")):
+        trace = slow_trace(STEPS, name=name, metadata={"gpu_hours": stated})
+        trace.write_parquet(tmp_path / f"{name}.parquet")
+    study_here(tmp_path, out=tmp_path / "study")
+    found = dict(Study(tmp_path / "study").read("jobs").select("name", "gpu_hours").rows())
+    assert found == {"stated": 12.5, **dict.fromkeys(("zero", "endless", "words"), pytest.approx(hours))}
+
+
+def test_one_run_at_a_time_writes_a_study(tmp_path: Path) -> None:
+    study = Study(tmp_path / "study")
+    another = Study(study.path).running("one")
+    with study.running("one"), pytest.raises(StudyError, match="another run is writing this study; wait for it"):
+        another.__enter__()
+
+
+def test_results_of_a_killed_run_are_taken_over_only_if_they_are_whole_and_of_this_analysis(tmp_path: Path) -> None:
+    """Of three results that were left behind, one is damaged, and one is of another version."""
+    study, rows = Study(tmp_path / "study"), {"exclusions": frame("exclusions", {"job": []})}
+    with study.running("one"):
+        for digest, analysis in (("a", "one"), ("b", "one"), ("c", "older")):
+            study.write_result(digest, analysis, rows | {"jobs": frame("jobs", {"job": [digest]})})
+            study.log_seen(StudySource(digest, "", 0, None), TaskOutcome(digest, digest=digest))
+        results = tmp_path / "study" / ".run" / "results"
+        (damaged,) = results.glob("b-*")
+        damaged.write_bytes(damaged.read_bytes()[:-30])
+    with study.running("one"):
+        assert sorted(path.name.partition("-")[0] for path in results.iterdir()) == ["a", "b"]
+        study.fold("one", {}, set())
+    assert study.read("jobs")["job"].to_list() == ["a"]
+    assert list(results.iterdir()) == []
 
 
 @pytest.mark.slow

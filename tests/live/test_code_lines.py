@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from benchmarks.writtenrun import WrittenRun
 from tests.collectors.conftest import SCRIPTS, environment, forks
 from tests.handmade import run
 from tests.live.beside import Beside
 from tests.live.test_notify import receiving
+from tests.reports import report_with
+from tests.test_incidents import LATE, SLOW
 from tracekit.collectors.record.wire_format import STACK_REQUEST
 from tracekit.collectors.run_directory.segments import read_run
 from tracekit.live.code_lines import PATIENCE_S, LineQuestion
+from tracekit.report.findings import Findings
 
 TRAIN, DECODE, TORCH = (
     ("/job/train.py", 80, "train"),
@@ -63,6 +68,21 @@ def test_nothing_is_said_of_a_line_that_does_not_explain_the_loss(tmp_path: Path
         assert words(tmp_path, {0: slow, 1: healthy, 2: peer}, share) is None
     (tmp_path / "rank-000000.lines").unlink()
     assert words(tmp_path, {1: healthy, 2: healthy}) is None
+
+
+def test_a_line_is_asked_for_only_of_a_rank_that_has_healthy_peers(tmp_path: Path) -> None:
+    nobody = replace(SLOW, ranks=())
+    assert LineQuestion.ask(tmp_path, nobody, report_with(), [0, 1]) is None
+    assert LineQuestion.ask(tmp_path, SLOW, report_with(), []) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_line_is_that_of_the_causes_of_its_rank() -> None:
+    report = report_with()
+    answer = replace(report.answer, accounts=(SLOW, replace(SLOW, ranks=(0, 1)), LATE))
+    found = Findings(replace(report, answer=answer)).with_code(3, "rank 3 is at train (train.py:80)")
+    codes = [account.code for account in found.report.answer.accounts]
+    assert codes == ["rank 3 is at train (train.py:80)", UNSET, UNSET]
 
 
 def test_what_is_no_answer_is_left_out(tmp_path: Path) -> None:

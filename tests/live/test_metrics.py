@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.test_incidents import LATE, SLOW
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.live import metrics
-from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, remembered
+from tracekit.live.metrics import MOST_INCIDENTS, JobStates, StoreMetrics, WatchMetrics, remembered
 from tracekit.store import Incident, Incoming, Store
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -129,3 +130,25 @@ def test_names_and_units_are_prometheus_own(store: Store) -> None:
         assert family.documentation
         assert (family.type == "counter") == all(one.name.endswith("_total") for one in family.samples)
         assert not family.name.endswith(("_ms", "_hours", "_percent", "_minutes"))
+
+
+def test_what_a_watch_lost_is_counted_by_what_became_of_it() -> None:
+    counts = SimpleNamespace(failed=1, unanalysed=2, left_out=3, late_records=4)
+    run = SimpleNamespace(counts=counts, queue=SimpleNamespace(lost=5))
+    for watch, expected in (
+        (SimpleNamespace(run=None, notifier=None), []),
+        (
+            SimpleNamespace(run=run, notifier=SimpleNamespace(counts={"sent": 6})),
+            [
+                ("windows_failed", {"reason": "analysis"}, 1),
+                ("windows_failed", {"reason": "storing"}, 5),
+                ("windows_unanalysed", {}, 2),
+                ("ranks_left_out", {}, 3),
+                ("late_records", {}, 4),
+                ("notifications", {"outcome": "sent"}, 6),
+            ],
+        ),
+    ):
+        found = [sample for family in WatchMetrics(watch).collect() for sample in family.samples]
+        names = [(f"tracekit_watch_{name}_total", labels, count) for name, labels, count in expected]
+        assert [(one.name, one.labels, one.value) for one in found] == names

@@ -297,6 +297,14 @@ def test_without_apprise_the_extra_is_named() -> None:
 
 
 def test_what_is_no_web_address_is_refused() -> None:
-    for url in ("ftp://host/x", "host/x", "https://", "file:///etc/passwd", "http://[host/x", "http://host:99999/"):
+    for url in (
+        "ftp://host/x",
+        "host/x",
+        "https://",
+        "file:///etc/passwd",
+        "http://[host/x",
+        "http://host/a b",
+        "http://host:99999/",
+    ):
         with case(url), pytest.raises(SelectionError, match="expected an address such as https://host/path"):
             Notifier(url)

@@ -22,9 +22,10 @@ from tracekit.collectors.record.wire_format import HEADER, MAGIC, RECORD, VERSIO
 from tracekit.collectors.run_directory.follow import AttemptFollower
 from tracekit.collectors.run_directory.launchers import announce_end
 from tracekit.live.incident_words import advice
-from tracekit.live.run import LiveRun
+from tracekit.live.run import LiveRun, log_traceback
 from tracekit.store import Store, WindowPart
 from tracekit.store.care import prune
+from tracekit.store.folder import WATCH_ERRORS
 
 
 def test_windows_are_stored_as_they_end_and_a_slow_rank_is_an_incident(
@@ -203,7 +204,6 @@ def test_a_window_that_cannot_be_analysed_is_said_and_the_next_one_is(
     assert beside.windows() == [(11, 20)]
 
 
-@pytest.mark.slow
 def test_clocks_that_cannot_be_read_cost_a_line_and_no_window(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -416,6 +416,38 @@ def test_a_window_that_cannot_be_stored_is_tried_again_after_delays_that_double(
     assert set(delays_s[6:]) == {60}
 
 
+def test_of_more_windows_than_memory_may_hold_the_oldest_are_lost_and_counted(
+    tmp_path: Path, written: WrittenRun, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracekit.live.windows.MOST_UNSTORED", 2)
+    beside = Beside(tmp_path, clock)
+    beside.look()
+    for first in (1, 11, 21, 31):
+        written.run(range(first, first + 10))
+        with little_space(20_000):
+            beside.look(60)
+            beside.look(60)
+    beside.look(60)
+    failed, *dropped, again = beside.said
+    assert failed.endswith("trying again after growing delays, keeping at most 2 windows")
+    assert dropped == ["2 windows wait to be stored; the oldest is dropped"] * 2
+    assert again == "windows are stored again"
+    assert (beside.windows(), beside.run.queue.lost) == ([(21, 30), (31, 40)], 2)
+
+
+def test_the_log_of_bugs_begins_anew_once_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracekit.live.run.MOST_LOG_BYTES", 40)
+    for title in ("first", "second", "third"):
+        assert log_traceback(tmp_path, title, ValueError("x")) == f" (traceback in {tmp_path / WATCH_ERRORS})"
+        assert title in (tmp_path / WATCH_ERRORS).read_text()
+        assert (tmp_path / WATCH_ERRORS).read_text().count("ValueError: x") == 1
+    monkeypatch.setattr("tracekit.live.run.MOST_LOG_BYTES", 1 << 20)
+    log_traceback(tmp_path, "fourth", ValueError("x"))
+    assert (tmp_path / WATCH_ERRORS).read_text().count("ValueError: x") == 2
+    assert log_traceback(tmp_path / "nowhere", "fifth", ValueError("x")) == ""
+    assert log_traceback(tmp_path, "no bug", FormatError("x")) == ""
+
+
 def test_segments_that_are_stored_are_removed_and_forgotten_where_asked(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:
@@ -605,7 +637,6 @@ def test_the_end_of_a_job_that_cannot_be_stored_is_tried_again(
     assert len(beside.store.incidents("job")) == 1
 
 
-@pytest.mark.slow
 def test_an_end_that_is_never_stored_is_an_error_and_the_next_watch_stores_it(
     tmp_path: Path, written: WrittenRun, clock: list[float]
 ) -> None:

@@ -19,6 +19,7 @@ from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.dashboards.terminal.tables import merged_map
 from tracekit.dashboards.terminal.top import TopState, frame
+from tracekit.report.findings import Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.store.incidents import IncidentChange
 from tracekit.trace.facts import STEP_VALUES
@@ -114,12 +115,30 @@ def test_the_costliest_incident_comes_first_and_the_end_of_a_job_is_said(tmp_pat
     said = run("store", "top", "--store", store.path, "--once").out
     rows = [line.split()[:2] for line in said.splitlines()]
     assert 0 < rows.index(["1", "0"]) < rows.index(["2", "0"])
+    assert "more open incidents" not in said
     assert "s ago" in said.splitlines()[0]
+    with store.writing() as writer:
+        for number in range(7):
+            cause = structs.replace(small.cause, ranks=(10 + number,))
+            writer.catalogue.live.put_incident(writer.catalogue.ensured("live", ""), replace(small, cause=cause))
+    said = run("store", "top", "--store", store.path, "--once").out
+    numbers = [str(number) for number in range(1, 10)]
+    shown = [line for line in said.splitlines() if line.split()[:1] in ([number] for number in numbers)]
+    assert 1 < len(shown) < 9
+    assert f" and {9 - len(shown)} more open incidents" in said
     store.end_watch("live")
     (ended_at,) = {one.closed_at for one in store.incidents("live")}
     assert ended_at is not None
     title = run("store", "top", "--store", store.path, "--once").out.splitlines()[0]
     assert title.endswith(f"steps 0 to 1, ended at {ended_at.astimezone():%Y-%m-%d %H:%M:%S}")
+
+
+def test_a_window_without_a_report_says_why(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs.store")
+    store.append(replace(window(0), findings=Unanalysed("the ranks disagree")))
+    assert "\nthe ranks disagree\n" in run("store", "top", "--store", store.path, "--once").out
+    store.append(window(1))
+    assert "\nnot analysed\n" in run("store", "top", "--store", store.path, "--once").out
 
 
 def test_a_job_without_a_window_is_said(tmp_path: Path) -> None:

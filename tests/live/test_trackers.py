@@ -15,7 +15,7 @@ from tests.handmade import run, slow_trace
 from tests.test_store_windows import window
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.base.errors import SelectionError
-from tracekit.dashboards.trackers import PAGE, opened, series
+from tracekit.dashboards.trackers import PAGE, opened, series, tracker_of
 from tracekit.live.receivers import MOST_WAITING, TrackerProcess
 from tracekit.store import Store
 
@@ -198,6 +198,11 @@ def test_a_tracker_that_is_unknown_or_missing_is_one_line(
     assert run("watch", store.path, "--log", "mlflow", "--name", "live").message.endswith(
         "--log mlflow: not installed; pip install mlflow"
     )
+
+
+def test_what_is_no_run_of_a_tracker_is_refused() -> None:
+    with pytest.raises(SelectionError, match="object is no run of wandb, mlflow or TensorBoard"):
+        tracker_of(object())
 
 
 def test_names_of_jobs_are_names_of_folders(tmp_path: Path) -> None:

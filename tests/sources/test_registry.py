@@ -6,12 +6,20 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
+import polars as pl
+import pytest
+
 import tracekit
+from tests.analysis.rl.logs import lines
+from tests.analysis.rl.logs import write as write_rows
+from tests.handmade import slow_trace
 from tests.outputs import DOCS
 from tests.test_plug_ins import IMPORTER, plug
+from tracekit.analysis.job.pipeline_report import TABLE_KEY
+from tracekit.base.errors import FormatError, SelectionError
 from tracekit.base.paths import Look
 from tracekit.collectors.importers import sniff
-from tracekit.sources.load import source_of, with_content
+from tracekit.sources.load import load_trace, source_of, with_content, wrong_source
 from tracekit.sources.registry import SOURCES
 from tracekit.sources.source import Content
 
@@ -106,3 +114,55 @@ def test_a_plug_in_may_bring_a_job_of_any_shape(tmp_path: Path, site_packages: P
     path = tmp_path / "run.odd"
     path.write_text("odd bytes")
     assert tracekit.load(path).whatif().step_times().recorded.tolist() == [2.0]
+
+
+def test_what_is_no_source_of_a_command_is_told_with_the_way_to_one(tmp_path: Path) -> None:
+    """A file of anybody, a table of tracekit, traces in a folder, an empty folder."""
+    theirs, table, folder = tmp_path / "theirs.parquet", tmp_path / "table.parquet", tmp_path / "traces"
+    pl.DataFrame({"a": [1]}).write_parquet(theirs)
+    pl.DataFrame({"slowdown": [1.0]}).write_parquet(table, metadata={TABLE_KEY: "by_worker_per_step"})
+    folder.mkdir()
+    for name in ("one", "two"):
+        slow_trace().write_parquet(folder / f"{name}.parquet")
+    trace = folder / "one.parquet"
+    way = {
+        Content.DUMPS: "name the folder with the flight-recorder dumps of all ranks",
+        Content.STUDY: "`tracekit fleet run TRACES --out STUDY` makes one",
+        Content.STORE: "`tracekit import TRACE --store STORE` makes one",
+        Content.RUN: "watch the folder of `tracekit collect --segments`, a log of RL post-training, or a store",
+    }
+    for wanted, words in way.items():
+        assert str(wrong_source(Look(theirs), wanted)) == f"{theirs}: a Parquet file, not {wanted}; {words}"
+        read = f"{table}: a table that tracekit wrote with --parquet, not {wanted}; read it with polars or pandas"
+        assert str(wrong_source(Look(table), wanted)).startswith(read)
+        ran = f"{trace}: a trace, not {wanted}; type `tracekit whatif"
+        assert str(wrong_source(Look(trace), wanted)).startswith(ran)
+        assert str(wrong_source(Look(folder), wanted)) == (
+            f"{folder}: a folder of traces, not {wanted}; name one: `tracekit whatif {trace}`, or study all:"
+            f" `tracekit fleet run {folder} --out STUDY`"
+        )
+        assert wrong_source(Look(tmp_path / "traces" / ".."), wanted) is not None
+    assert wrong_source(Look(trace), Content.TRACE) is None
+
+
+def test_a_reader_by_name_says_what_it_needs(tmp_path: Path) -> None:
+    slow_trace().write_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(FormatError, match=r"a published trace needs its layout; add --layout meta\.yaml"):
+        tracekit.load(tmp_path / "trace.parquet", importer="published")
+    with pytest.raises(FormatError, match="a canonical trace contains its layout; leave out --layout"):
+        tracekit.load(tmp_path / "trace.parquet", importer="tracekit", layout=tmp_path / "meta.yaml")
+    with pytest.raises(SelectionError, match=r"--kernel-class is for traces of torch\.profiler"):
+        load_trace(tmp_path / "trace.parquet", kernel_classes=["mine=computation"])
+    with pytest.raises(SelectionError, match="no path given; expected a trace, a folder or a store"):
+        load_trace()
+
+
+def test_logs_of_post_training_are_read_together(tmp_path: Path) -> None:
+    for node in (0, 1):
+        write_rows(tmp_path / f"node-{node}.jsonl", lines(4)[node::2])
+    whole = tracekit.load(write_rows(tmp_path / "all.jsonl", lines(4)))
+    parts = load_trace(tmp_path / "node-0.jsonl", tmp_path / "node-1.jsonl")
+    assert parts.report.step_time_s == whole.report.step_time_s
+    slow_trace().write_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(SelectionError, match=r"2 traces: only files of torch\.profiler can form one job together"):
+        load_trace(tmp_path / "node-0.jsonl", tmp_path / "trace.parquet")

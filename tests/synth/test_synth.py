@@ -457,7 +457,6 @@ class TestText:
 
 
 class TestBadSpecs:
-    @pytest.mark.slow
     def test_a_job_that_cannot_be_says_why(self):
         for changes, error, says in (
             ({"microbatches": 0}, SelectionError, "microbatches is 0; expected 1 to 10,000,000"),

@@ -350,8 +350,6 @@ def pick(kind: str, value: str, label: str, *, place: str, pressed: bool = False
 def slowest(workers: WorkerMap, position: int | None, chosen: int) -> list[Component]:
     """The slowest workers, over all steps or in one."""
     cells = workers.worst(position, LISTED)
-    if not cells:
-        return [note("No worker was analysed in this step.")]
     in_step = None if position is None else workers.per_step[position].ravel()
     in_step_head = [] if in_step is None else ["In the step"]
     heads = ["Rank", "Host", "DP, stage", *in_step_head, term("costs alone", "Costs alone")]

@@ -125,6 +125,18 @@ def test_other_layouts_are_compared_by_what_is_lost_and_that_is_said() -> None:
     assert found.notes == ("Layouts: dp 2 x pp 2 on 4 GPUs before, dp 4 x pp 2 on 8 GPUs after.",)
 
 
+def test_of_other_layouts_nothing_is_told_if_a_side_is_not_trusted() -> None:
+    wide = {**LAYOUT.to_dict(), "dp": 4, "world_size": 8}
+    for sides, which in (((False, True), "before"), ((True, False), "after"), ((False, False), "before and after")):
+        before, after = side([1.0] * 5, trustworthy=sides[0]), side([2.0] * 5, layout=wide, trustworthy=sides[1])
+        found = verdict(before, after)
+        assert found.outcome is ChangeEffect.UNKNOWN
+        assert found.sentence == (
+            "Cannot tell: the layouts differ, so only what is lost compares, and what is lost is not to be trusted on"
+            f" the side {which}."
+        )
+
+
 def test_other_work_and_distrusted_sides_are_said() -> None:
     found = verdict(side([1.0, 1.1]), side([1.0, 1.1], ops_per_step=96.0, trustworthy=False))
     assert "A step has 48 ops before and 96 after" in found.notes[0]

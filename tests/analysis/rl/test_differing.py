@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.properties import examples
 from tracekit.analysis.rl.account import unlike
-from tracekit.report.rl_step import Unlike
+from tracekit.base.text import seconds
+from tracekit.report.rl_step import Sides, ToolsBound, Unlike
 
 #: Healthy scatter, which repeats: 100 s +- 3 %.
 SCATTER = (0.0, 2.0, -1.0, 3.0, -2.0, 1.0, -3.0, 0.0, 2.0, -2.0)
@@ -69,6 +71,12 @@ def test_a_change_is_told_with_the_step_since_when_it_lasts() -> None:
     run = differing([*scattered(10), *(value + 60 for value in scattered(8))])
     assert run.trend is not None
     assert (run.trend.since, run.trend.phase) == (11, "generate")
+    change_s, before_s = run.trend.after_s - run.trend.before_s, run.trend.before_s
+    told = f"since step 11, a step takes {seconds(change_s)} more ({seconds(before_s)} before): generate"
+    assert run.trend.words == told
+    assert replace(run.trend, before_s=200.0, after_s=150.0).words.startswith(
+        "since step 11, a step takes 50.00 s less"
+    )
     late = differing([*scattered(20), *[200.0] * 4]).trend  # few enough to look like steps that differ
     assert late is not None
     assert (late.since, late.after_s) == (21, 220.0)
@@ -90,3 +98,26 @@ def test_healthy_scatter_is_neither(steps: int, seed: int) -> None:
 def test_few_or_equal_steps_are_alike() -> None:
     for generate in ([80.0], [80.0, 300.0], [80.0] * 30, [0.0] * 5):
         assert differing(generate).words == []
+
+
+def test_the_side_that_idles_less_is_short_of_gpus() -> None:
+    for trainer, rollout, short in (
+        (0.3, 0.1, "the rollout side is short of GPUs"),
+        (0.1, 0.3, "the trainer side is short of GPUs"),
+        (0.3, None, "the rollout side is short of GPUs"),
+        (0.3, 0.3, None),
+    ):
+        sides = Sides(trainer, rollout)
+        assert sides.short_of_gpus == short
+        assert sides.words.endswith(" of the time" if short is None else f" of the time: {short}")
+
+
+def test_what_tools_cost_at_most() -> None:
+    for bound, words in (
+        (ToolsBound([], None, None, 2.0), "; whether they hold up the step needs the slowest one, or trajectories"),
+        (ToolsBound([], 0.0, 0.0, 2.0), "; in no step was the slowest one longer in tools than sampled"),
+        (ToolsBound([3], 1.5, 0.25, 2.0), "they cost at most 25% of the run (1.50 s a step)"),
+    ):
+        assert bound.words.startswith("the mean trajectory spends 2.00 s in tool calls; ")
+        assert bound.words.endswith(words)
+    assert ToolsBound([], 0.0, 0.0, None).words == "in no step was the slowest one longer in tools than sampled"

@@ -325,3 +325,54 @@ def test_prometheus_itself_serves_what_a_file_holds(tmp_path: Path) -> None:
         (test,) = verdicts(f"http://{address}")
     assert (test["verdict"], test["sampling_s"]) == ("confirmed", 2.0)
     assert test["predicts"] == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_suspicion_that_cannot_be_meant_is_quoted(tmp_path: Path) -> None:
+    for text, reason in (
+        ("node-00", "expected HOST:part=compute"),
+        ("node-00:part=compute,from=1,to=2", "expected HOST:part=compute"),
+        ("node-00:part=compute,excess=much,from=1,to=2", "expected HOST:part=compute"),
+        ("node-00:part=compute,excess=1,from=noon,to=2", "expected HOST:part=compute"),
+        ("node-00:part=disk,excess=1,from=1,to=2", "no metric shows the part 'disk'; one of compute, network, process"),
+        (":part=compute,excess=1,from=1,to=2", "excess above 0, and from before to"),
+        ("node-00:part=compute,excess=0,from=1,to=2", "excess above 0, and from before to"),
+        ("node-00:part=compute,excess=inf,from=1,to=2", "excess above 0, and from before to"),
+        ("node-00:part=compute,excess=1,from=2,to=2", "excess above 0, and from before to"),
+        ("node-00:part=compute,excess=1,from=2,to=inf", "excess above 0, and from before to"),
+        ("node-00:part=compute,excess=1,from=1,to=2,why=3", "excess above 0, and from before to"),
+    ):
+        with case(text):
+            ran = run("metrics", "test", tmp_path / "absent", "--suspect", text)
+            assert ran.code == 2
+            assert reason in ran.message
+
+
+def test_the_times_of_a_suspicion_may_be_dates_in_utc_or_with_an_offset(tmp_path: Path) -> None:
+    """1,700,000,000 s after 1970 it was 22:13:20 on 14 November 2023."""
+    FRAME.write_parquet(tmp_path / "metrics.parquet")
+    dates = "node-00:part=compute,excess=0.3,from=2023-11-14T22:18:20,to=2023-11-14T23:22:20+01:00"
+    told = [run("metrics", "test", tmp_path / "metrics.parquet", "--suspect", text) for text in (SUSPECT, dates)]
+    assert told[0] == told[1]
+    assert told[0].out.startswith("node-00, compute: ")
+
+
+def test_samples_that_come_twice_are_counted(tmp_path: Path) -> None:
+    pl.concat([FRAME, FRAME.filter(host="node-00")[:1]]).write_parquet(tmp_path / "metrics.parquet")
+    ran = run("metrics", "test", tmp_path / "metrics.parquet", "--suspect", SUSPECT)
+    assert ran.out.endswith("\n1 sample dropped: no numbers, or twice\n")
+
+
+def test_what_the_doctor_misses_is_all_that_it_misses(tmp_path: Path) -> None:
+    FRAME.write_parquet(tmp_path / "metrics.parquet")
+    doctor = ("metrics", "doctor", tmp_path / "metrics.parquet")
+    missing = [each["metric"] for each in json.loads(run(*doctor, "--json").out)["missing"]]
+    assert missing
+    clocks = FRAME.filter(metric=CLOCK)
+    more = [clocks.with_columns(metric=pl.lit(name, FRAME["metric"].dtype)) for name in missing]
+    pl.concat([FRAME, *more]).write_parquet(tmp_path / "metrics.parquet")
+    assert run(*doctor).out == "All metrics that tests read are there.\n"
+
+
+def test_a_healthy_fleet_has_no_alarm(tmp_path: Path) -> None:
+    FRAME.filter(pl.col("host") != "node-00").write_parquet(tmp_path / "metrics.parquet")
+    assert run("metrics", "scan", tmp_path / "metrics.parquet").out == "No host departs from its peers.\n"

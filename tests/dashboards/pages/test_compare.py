@@ -18,7 +18,7 @@ from playwright.sync_api import Page, expect
 from tests.analysis.small_jobs import BACKWARD, FORWARD, data_parallel_job
 from tests.dashboards import clicks
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.dashboards.watched import analysed
 from tests.handmade import HEALTHY_STEP_S, LAYOUT, SLOW_STEP_S, healthy_frame, run, slow_frame
 from tracekit.base.errors import SelectionError
@@ -251,3 +251,24 @@ def test_two_jobs_are_compared_figure_by_figure_with_what_op_kinds_and_stages_co
         "No change point was found in this job. Choose the job before the change, or a step.",
         "Jobs of the same layout", "repaired", "slow",
     ]  # fmt: skip
+
+
+def test_the_other_side_is_another_job_or_a_step_of_this_one(handmade: Pages) -> None:
+    def shown(**changes: str | None) -> tuple[str, bool, bool]:
+        chosen = {"compare_mode": "split", "compare_with": "fine", "compare_split": "4", "compare_job": "repaired"}
+        parts = handmade.answer("compare-content.children", "compare-mode", **{**chosen, **changes})
+        return sent(parts), parts["compare-by-job"]["hidden"], parts["compare-by-step"]["hidden"]
+
+    for changes, said in (
+        ({}, "Before: steps 0 to 3"),
+        ({"compare_split": " 6 "}, "Before: steps 0 to 5"),
+        ({"compare_split": ""}, "Which step is the first after the change? The job has 0 to 7."),
+        ({"compare_split": None}, "Which step is the first after the change? The job has 0 to 7."),
+        ({"compare_split": "x"}, "step 'x' is not a step number"),
+    ):
+        told, *hidden = shown(**changes)
+        assert said in told
+        assert hidden == [True, False]
+    told, *hidden = shown(compare_mode="with")
+    assert "Before: fine" in told
+    assert hidden == [False, True]

@@ -53,6 +53,9 @@ JUNK: list[tuple[str, dict[str, str], str]] = [
     ("/whatif", {"select": "stage=99999999999999999999"}, "matches no op"),
     ("/whatif", {"kept": "junk;peers:nonsense;;;"}, "is no kept scenario"),
     ("/whatif", {"kept": "peers:stage=17"}, "matches no op"),
+    ("/", {"q": "x" * 201}, "the filter has 201 characters; expected at most 200"),
+    ("/job", {"more": "x" * 7490}, "the address has 7,501 characters; expected at most 7,500"),
+    ("/hosts", {"host": "nowhere"}, "No job in this store says that it ran on this host."),
     ("/whatif", {"job": "no such <b>job</b>"}, "no job named 'no such <b>job</b>'"),
     ("/whatif", {"job": "../jobs.duckdb"}, "no job named"),
 ]

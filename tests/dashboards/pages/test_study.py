@@ -58,7 +58,6 @@ def test_every_job_has_a_page_that_says_what_the_study_knows_of_it_in_money_too(
     assert "The study has no job named z that counts." in pages.lines("/fleet", job="z")
 
 
-@pytest.mark.slow
 def test_fixes_that_were_applied_are_shown_on_their_jobs_and_over_the_fleet(study: Study, tmp_path: Path) -> None:
     store = Store(tmp_path / "jobs.store")
     trace = slow_trace((0,))

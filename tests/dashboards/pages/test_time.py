@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +13,12 @@ import msgspec
 import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
+from plotly.utils import PlotlyJSONEncoder
 
 from tests.analysis.small_jobs import BACKWARD, FORWARD, of_steps
 from tests.dashboards.clicks import state
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found
+from tests.dashboards.page_text import Pages, found, sent
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
 from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
@@ -344,7 +346,6 @@ def test_checkpoints_are_marked_where_their_steps_were(tmp_path: Path) -> None:
     assert (stop.kind, stop.step, stop.start_s - BEGIN, stop.words) == ("checkpoint", 5, 50, "step 5 took 2 s longer")
 
 
-@pytest.mark.slow
 def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages) -> None:
     asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
     for path in ("/workers", "/whatif", "/timeline"):
@@ -357,7 +358,6 @@ def test_pages_of_a_range_show_its_newest_window_and_links_keep_it(pages: Pages)
     assert "Range: 2023-11-14 23:00:00 UTC to 2023-11-15 01:00:30 UTC" in alone
 
 
-@pytest.mark.slow
 def test_pages_of_a_range_judge_the_windows_in_it(pages: Pages) -> None:
     """Rank 3 is slow in both windows of the range, and in two of the four of the run."""
     asked = {"job": "live", "since": "2023-11-14T23:00:00Z", "until": "2023-11-15T00:30:00Z"}
@@ -373,6 +373,15 @@ def test_pages_of_a_range_judge_the_windows_in_it(pages: Pages) -> None:
         assert badge in pages.lines(path, **asked)
 
 
+def test_charts_of_steps_are_as_wide_as_the_steps_that_begin_in_the_range(pages: Pages) -> None:
+    """Steps 8 to 11 begin 10 s apart from 00:00:00 on; no step begins in a range within one."""
+    for since, until, drawn in (("05", "25", "[8.5, 10.5]"), ("00", "10", "[7.5, 9.5]"), ("01", "09", None)):
+        moments = {name: f"2023-11-15T00:00:{second}Z" for name, second in (("since", since), ("until", until))}
+        shown = pages.page("/workers", job="live", **moments)
+        ranges = re.findall(r'"range": (\[[\d., ]+\])', json.dumps(shown, cls=PlotlyJSONEncoder))
+        assert set(ranges) == ({drawn} if drawn else set())
+
+
 def test_charts_of_steps_show_the_steps_of_the_range(
     store: Path, show: Callable[[Path], Serving], visit: Callable[..., Page]
 ) -> None:
@@ -381,7 +390,6 @@ def test_charts_of_steps_show_the_steps_of_the_range(
         expect(page.locator(f"#{figure} text.across")).to_have_text(["9", "10"])  # of steps 8 to 11
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("since", "until", "said"),
     [
@@ -392,7 +400,10 @@ def test_charts_of_steps_show_the_steps_of_the_range(
         ("2031-01-01", "2032-01-01", "no step of this job is in that range"),
     ],
 )
-@pytest.mark.parametrize("path", ["/time", "/job", "/workers", "/whatif", "/timeline"])
+@pytest.mark.parametrize(
+    "path",
+    ["/timeline", *(pytest.param(path, marks=pytest.mark.slow) for path in ("/time", "/job", "/workers", "/whatif"))],
+)
 def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
     pages: Pages, path: str, since: str, until: str, said: str
 ) -> None:
@@ -402,6 +413,18 @@ def test_a_range_that_is_none_is_said_and_the_whole_is_shown(
     assert [link.children for link in found(problem, "Link")] == ["All of the run"]
     lines = pages.lines(path, job="live", since=since, until=until)
     assert any(line.startswith("All of the run: 2023-11-14 22:00:00 UTC to ") for line in lines)
+
+
+def test_a_range_between_the_steps_of_a_window_has_none(tmp_path: Path) -> None:
+    ran, store = trace(slow=True), Store(tmp_path / "s.store")
+    store.append(analysed(replace(ran, step_starts={int(step): BEGIN + 1000 * step for step in ran.steps})))
+    shown = Pages(store.path).lines("/time", job="live", since="2023-11-14T22:05:00Z", until="2023-11-14T22:10:00Z")
+    assert "No step ran in this range." in shown
+
+
+def test_without_a_range_nothing_is_compared_with_the_rest(pages: Pages) -> None:
+    told = pages.answer("time-different.children", "time-ask", time_ask=1, time_job="live")
+    assert "All of the run is shown: choose a range." in sent(told)
 
 
 def test_a_trace_without_times_leads_to_its_steps(tmp_path: Path) -> None:

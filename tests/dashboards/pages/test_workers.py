@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,20 @@ import polars as pl
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.cases import case
 from tests.dashboards.clicks import address, click_figure, point_at_figure, wait_for_state
 from tests.dashboards.conftest import Serving
-from tests.dashboards.page_text import Pages, found, lines
+from tests.dashboards.page_text import Pages, found, lines, sent
 from tests.dashboards.pages.test_pages import whatif
+from tests.dashboards.watched import analysed
+from tests.handmade import LAYOUT, healthy_frame, slow_frame
 from tracekit.base.text import cost_alone
 from tracekit.dashboards.browser.data.queries import Results
 from tracekit.dashboards.browser.data.view_state import Box, WorkerView, choose_box
 from tracekit.dashboards.figures.worker_map import WorkerMap
+from tracekit.store import Store
+from tracekit.trace.canonical import Trace
+from tracekit.trace.model import Layout
 
 Visit = Callable[..., Page]
 
@@ -275,3 +282,86 @@ def test_several_workers_are_summed_up_and_lead_on_together(handmade: Pages) -> 
     nothing = handmade.lines("/workers", job="slow", dp_rank="0", stage="0-1")
     assert "2 workers, dp 0, stage 0-1: summed 0.0% of 16.9%, 0% of what all workers cost" in nothing
     assert "2 workers, dp 0, stage 0-1: summed 0.0%" in handmade.lines("/workers", job="fine", dp_rank="0", stage="0-1")
+
+
+#: The page as it opens, of the job `repaired`: no step and no worker is chosen.
+OPENED = dict.fromkeys(("step", "worker", "host", "dp_rank", "stage"))
+FIELDS = {"workers_step": 0, "workers_go": None, "workers_job": "repaired"}
+
+
+def changed_to(pages: Pages, what: str, view: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
+    """What is set on the page when `what` changes."""
+    fields = {**FIELDS, "workers_view": {**OPENED, **(view or {})}}
+    return pages.answer("workers-said.children", what, **{**fields, **values})
+
+
+def test_what_is_chosen_on_the_page_of_workers_is_its_view(handmade: Pages) -> None:
+    def button(kind: str, value: str) -> str:
+        return json.dumps({"place": "list", "type": f"pick-{kind}", "value": value}, separators=(",", ":"))
+
+    def clicked(*customdata: object) -> dict[str, Any]:
+        return {"points": [{"customdata": customdata}]}
+
+    box = {"points": [], "box": [[0, 1], [1, 1]]}
+    for what, before, values, expected in (
+        ("workers-step", {}, {"workers_step": "3"}, {"step": 2}),
+        ("workers-step", {"step": 2, "worker": "1,0"}, {"workers_step": "0"}, {"worker": "1,0"}),
+        ("workers-step", {}, {"workers_step": "99"}, {"step": 7}),
+        ("workers-step", {"step": 2}, {"workers_step": "x"}, {}),
+        ("workers-map", {"dp_rank": "0-1", "stage": "0"}, {"workers_map": clicked(1, 0)}, {"worker": "1,0"}),
+        ("workers-map", {}, {"workers_map": box}, {"dp_rank": "1-1", "stage": "0-1"}),
+        ("workers-times", {}, {"workers_times": clicked(3, 1, 0)}, {"step": 3, "worker": "1,0"}),
+        ("workers-steps", {"worker": "0,1"}, {"workers_steps": clicked(5)}, {"step": 5, "worker": "0,1"}),
+        ("workers-go", {}, {"workers_go": "1,0"}, {"worker": "1,0"}),
+        (button("worker", "0,1"), {"step": 2}, {}, {"step": 2, "worker": "0,1"}),
+        (button("host", "b"), {}, {}, {"host": "b"}),
+        (button("host", "a"), {"host": "b"}, {}, {"host": "a"}),
+        (button("host", "b"), {"host": "b"}, {}, {}),
+        (button("host", "nowhere"), {}, {}, {}),
+    ):
+        with case((what, before, values)):
+            assert changed_to(handmade, what, before, **values)["workers-view"]["data"] == {**OPENED, **expected}
+
+
+def test_a_change_of_the_page_of_workers_sets_the_parts_that_it_changes(handmade: Pages) -> None:
+    stepped = changed_to(handmade, "workers-step", workers_step="3")
+    everywhere = {"workers-said", "workers-map", "workers-list", "workers-readout", "workers-several", "workers-view"}
+    assert stepped.keys() == everywhere
+    found_click = {"points": [{"customdata": [3, 1, 0]}]}
+    clicked = changed_to(handmade, "workers-times", workers_times=found_click)
+    assert clicked.keys() == everywhere | {"workers-detail", "workers-hosts", "workers-step"}
+    assert clicked["workers-step"] == {"value": 4}  # the slider counts from 1; at 0 it shows all steps
+    refused = changed_to(handmade, "workers-go", workers_go="9,9")
+    assert refused.keys() == {"workers-said"}
+    assert "9" in sent(refused)
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> Pages:
+    """Jobs on one host: `cut` lacks a worker, `gap` lacks it in one step, `one` has no other."""
+    store = Store(tmp_path_factory.mktemp("lacking") / "s.store")
+    last = (pl.col("dp_rank") == 1) & (pl.col("pp_rank") == 1)
+    first = (pl.col("dp_rank") == 0) & (pl.col("pp_rank") == 0)
+    alone = healthy_frame(range(3)).filter(first & pl.col("kind").cast(pl.String).str.ends_with("compute"))
+    metadata = {"hosts": dict.fromkeys("0123", "n0"), "layout_source": "gradient groups"}
+    for name, ops, layout in (
+        ("cut", slow_frame(range(3)).filter(~last), LAYOUT),
+        ("gap", slow_frame(range(3)).filter(~(last & (pl.col("step") == 1))), LAYOUT),
+        ("one", alone, Layout()),
+    ):
+        store.append(analysed(Trace.from_frame(ops, layout, name=name, metadata=metadata)))
+    return Pages(store.path)
+
+
+def test_what_is_not_on_the_map_is_said(lacking: Pages) -> None:
+    blank = "A DP rank that lacks a stage cannot be replayed: it is blank in those steps, or not on the map at all."
+    assert f"1 worker was not traced: (dp 1, stage 1). {blank}" in lacking.lines("/workers", job="cut")
+    assert blank in lacking.lines("/workers", job="gap")
+    assert "The job runs on one host, n0." in lacking.lines("/workers", job="cut")
+    assert "The job has one worker: there is no peer to compare it with." in lacking.text("/workers", job="one")
+    assert "cannot be replayed" not in lacking.text("/workers", job="one")
+
+
+def test_a_job_whose_layout_was_inferred_says_by_what(lacking: Pages) -> None:
+    about = lacking.lines("/job", job="gap")
+    assert about[about.index("Layout known by") + 1] == "gradient groups"

@@ -10,8 +10,12 @@ from unittest import mock
 import pytest
 from playwright.sync_api import Page
 
+from tests.dashboards.page_text import Pages, sent
+from tests.handmade import slow_trace
 from tracekit.base.errors import SelectionError
+from tracekit.dashboards.browser.ui.shell import MOST_BYTES
 from tracekit.dashboards.browser.web.app import make_app
+from tracekit.store import Incoming, Store
 
 Visit = Callable[..., Page]
 
@@ -85,6 +89,39 @@ def request(name: str, one: dict[str, Any], changes: dict[str, Any]) -> dict[str
         "state": values("state"),
         "changedPropIds": [f"{first['id']}.{first['property']}"],
     }
+
+
+def test_a_callback_refuses_what_no_page_sends(handmade_store: Path) -> None:
+    client, name = make_app(handmade_store).server.test_client(), "time-different.children"
+    client.get("/")
+    right = request(name, callbacks(handmade_store)[name], {"time-job.data": "slow"})
+    for changes, code in (
+        ({}, 200),
+        ({"state": [{**right["state"][0], "value": 7}]}, 400),
+        ({"inputs": [{**right["inputs"][0], "value": "one"}]}, 400),
+        ({"more": "x" * MOST_BYTES}, 400),
+    ):
+        assert client.post("/_dash-update-component", json=right | changes).status_code == code
+
+
+def test_a_job_that_is_stored_without_an_analysis_by_now_is_said_where_it_is_asked_about(tmp_path: Path) -> None:
+    Store(tmp_path / "s.store").append(Incoming(slow_trace(), "plain", "x"))
+    pages = Pages(tmp_path / "s.store")
+    compared = {"compare_mode": "split", "compare_split": "1", "compare_job": "plain"}
+    state = {**STATE, "job": "plain"}
+    for output, changed, values, said in (
+        ("compare-content.children", "compare-mode", compared, "plain is stored without an analysis by now."),
+        (
+            "whatif-answer.children",
+            "whatif-state",
+            {"whatif_state": state, "whatif_asked": 1, "whatif_drawn": DRAWN},
+            "The job is stored without an analysis by now.",
+        ),
+    ):
+        assert said in sent(pages.answer(output, changed, **values))
+    for select, job in (("stage=1", "plain"), ("stage=1", "gone"), ("still typing", "plain")):
+        asked = {"whatif_state": {**state, "job": job}, "whatif_select": select, "whatif_kinds": []}
+        assert pages.answer("whatif-kinds.value", "whatif-state", **asked) == {}
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tracekit.dashboards.browser.ui.sentences import (
     believed,
     space_words,
     time_words,
+    why_no_advice,
 )
 from tracekit.report.tables import OfStep
 
@@ -101,6 +102,19 @@ def test_the_only_host_of_a_job_is_no_place_to_point_at() -> None:
 def test_a_report_that_is_not_trustworthy_says_so_first() -> None:
     assert believed(report_with(trust={"trustworthy": True}), "One worker.") == "One worker."
     assert believed(report_with(trust={"trustworthy": False}), "One worker.") == "Not trustworthy: One worker."
+
+
+def test_why_nothing_is_advised() -> None:
+    """A fix for a cause that is withheld says why; one that any job could try says nothing."""
+    cause = {"kind": "bad-worker", "title": "slow", "suggested_fix": "replace it"}
+    withheld = {"cause": "bad-worker", "withheld": "the noise is larger"}
+    for report, why in (
+        (report_with(trust={"trustworthy": False}, fixes=[withheld]), "the figures are not to be trusted"),
+        (report_with(fixes=[{"withheld": "of no cause"}, withheld]), "the noise is larger"),
+        (report_with(fixes=[{"withheld": "of no cause"}]), "no cause is named"),
+        (report_with(causes=[cause]), "no fix for the named cause would save 1% of the step"),
+    ):
+        assert why_no_advice(report) == why
 
 
 def test_long_lists_are_cut_and_counted() -> None:
