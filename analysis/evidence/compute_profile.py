@@ -18,6 +18,8 @@ import numpy as np
 from msgspec import Struct, structs
 
 from tracekit.analysis.evidence.hidden_slowness import (
+    NOBODY,
+    faster_minority,
     of_long_data,
     quiet_level,
     slow_in_square,
@@ -178,7 +180,10 @@ def profile_computes(
         grid = grid / slow[:, :, None, None]
     # On shared cores, workers are slow in turn because of what runs beside them.
     own_cores = other_work_s is None
-    base = _usual(grid, own_cores)
+    fast = np.zeros((grid.shape[1], grid.shape[5]), np.bool_)
+    if own_cores:
+        fast = faster_minority(median(grid, (3,)).sum(axis=(0, 2)))
+    base = _usual(grid, own_cores, fast)
     relative = grid / safe(base)[:, :, :, None, None, None]
     position = position_factor(relative)
     if (position != 1).any():
@@ -202,29 +207,31 @@ def profile_computes(
         turns = np.asarray(np.isfinite(quiet_level(median(grid, (3,)))).any(axis=(0, 2, 3)))
         if optimizer is not None:  # sequences that a rank has for some steps are no turn of its machine
             turns &= np.isfinite(quiet_level(optimizer)).any(axis=1)
-    model = _Model(base, elastic, position, work, turns, unclear_stages, uneven, tells_lengths)
+    model = _Model(base, elastic, position, work, turns, fast, unclear_stages, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
-        model = structs.replace(model, base=base * _usual(alike, turns[:, None]))
+        model = structs.replace(model, base=base * _usual(alike, turns[:, None], fast))
     beyond = median(alike, (2, 3)) * slow
     del relative, alike, grid
     return _factors(table.grid, model, beyond, optimizer, other_work_s, alike=square and not told_apart)
 
 
-def _usual(cells: Floats, turns: Bools | bool = True) -> Floats:
-    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks].
+def _usual(cells: Floats, turns: Bools | bool, fast: Bools) -> Floats:
+    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks]. `fast`: [stages,
+    dp_ranks].
 
     First in each step: of workers that are slow in turn, each would be slow in the usual one of its own steps.
     """
-    return median(usual_worker(median(cells, (3,)), turns), (3,))
+    return median(usual_worker(median(cells, (3,)), turns, fast[:, None, None]), (3,))
 
 
 class _Model(Struct, frozen=True, eq=False):
     """The factors found before workers are compared; see `ComputeProfile`.
 
-    `turns`: the stages of which workers may be slow in turn, [stages]; `unclear_stages`: as of the profile. `uneven`:
-    sequence lengths differ. `tells_lengths`: whether the trace can show that.
+    `turns`: the stages of which workers may be slow in turn, [stages]; `fast`: workers faster than most throughout,
+    [stages, dp_ranks]; `unclear_stages`: as of the profile. `uneven`: sequence lengths differ. `tells_lengths`: whether
+    the trace can show that.
     """
 
     base: Floats
@@ -232,6 +239,7 @@ class _Model(Struct, frozen=True, eq=False):
     position: Floats
     workload: Floats
     turns: Bools
+    fast: Bools
     unclear_stages: Bools
     uneven: bool
     tells_lengths: bool
@@ -261,7 +269,8 @@ def _factors(
     _, stages, steps, dp_ranks = beyond.shape
     work = model.workload
     rank, rank_error = _typical(work, (0,))
-    rank_log = _beside_peers(rank, other_work_s is None and not model.uneven)
+    fast = model.fast[:, None]
+    rank_log = _beside_peers(rank, other_work_s is None and not model.uneven, np.asarray(fast.all(axis=0)))
     # Even if the steps of a short trace look alike, the quartile of a few microbatches is no more precise than this.
     unsure = float(np.median(rank_error)) ** 2 * (2 if dp_ranks == 2 else 1)
     if model.uneven:
@@ -271,10 +280,10 @@ def _factors(
     # Without a pipeline, a DP rank cannot be distinguished from its only worker.
     by_step = beyond * rank if stages == 1 else beyond
     seconds = model.base.sum(axis=2)[:, :, None, None]
-    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)), model.turns)
+    all_kinds = _beside_peers((by_step * seconds).sum(axis=0) / safe(seconds.sum(axis=0)), model.turns, fast)
     if stages > 1:
         unsure = float(ranks.noise.variance.mean()) if alike else 0.0
-    by_kind = _beside_peers(by_step, model.turns)
+    by_kind = _beside_peers(by_step, model.turns, fast)
     # A slowdown of one kind shows best against the same kind on the peers, where noise of the other kind does not hide
     # it.
     share = seconds / safe(seconds.sum(axis=0))
@@ -383,33 +392,34 @@ def uneven_lengths(correlation: float, spread: float) -> bool:
     return correlation >= COMPUTES.correlation and spread >= COMPUTES.length_spread
 
 
-def _beside_peers(values: Floats, turns: Bools | bool = True) -> Floats:
+def _beside_peers(values: Floats, turns: Bools | bool, fast: Bools = NOBODY) -> Floats:
     """Log of values over those of the peers that are not slow in that step, [..., steps, dp_ranks]; 0 without peers.
 
-    `turns`: as of `quiet_level`.
+    `turns`, `fast`: as of `quiet_level`.
     """
     logs = np.log(safe(values))
     logs[~np.isfinite(values)] = np.nan
     if values.shape[-1] < 2:
         return np.zeros_like(logs)
-    quiet = quiet_level(values, turns)[..., None]
-    return np.where(np.isnan(quiet), _beside_most(logs), logs - np.log(safe(quiet)))
+    quiet = quiet_level(values, turns, fast)[..., None]
+    return np.where(np.isnan(quiet), _beside_most(logs, fast), logs - np.log(safe(quiet)))
 
 
-def _beside_most(logs: Floats) -> Floats:
-    """Logs less those of the peers that are not slow in that step, if most are not.
+def _beside_most(logs: Floats, fast: Bools) -> Floats:
+    """Logs less those of the peers that are not slow in that step, if most are not, nor `fast`.
 
     The first pass uses the lower median of all; the second pass leaves out what exceeds that median, and the members
     that do so on average if there are several: half of them would shift the mean, but hide in the noise of one step.
     """
     if logs.shape[-1] == 2:  # with two workers, each has one peer
         return np.asarray(logs - logs[..., ::-1])
-    distance, cut = _beside_usual(logs)
+    usual = np.where(fast, np.nan, logs)
+    distance, cut = _beside_usual(usual)
     far = np.abs(distance) > cut
     mean, cut_of_mean = _beside_usual(nan_mean(distance, (distance.ndim - 2,)))
     slow = mean > max(cut_of_mean, cut / np.sqrt(distance.shape[-2]))
     far |= (slow & (slow.sum(axis=-1, keepdims=True) > 1))[..., None, :]
-    quiet = np.where(far, np.nan, logs)
+    quiet = np.where(far, np.nan, usual)
     return np.asarray(logs - nan_mean(quiet, (quiet.ndim - 1,))[..., None])
 
 

@@ -1,6 +1,6 @@
 """Slowness that neither the usual worker of a step, the usual step of a worker nor its usual microbatch shows.
 
-In: times of computes and optimizers. Out: the level of quiet workers where most are slow in turn; who is slow by its
+In: times of computes and optimizers. Out: the level of quiet workers where most are slow; who is slow by its
 optimizer, which does not depend on the lengths of sequences; the work that single workers have at one place of each
 step.
 """
@@ -63,25 +63,51 @@ class PlaceThresholds(Struct, frozen=True):
 PLACES = PlaceThresholds()
 
 
-def usual_worker(values: Floats, turns: Bools | bool = True) -> Floats:
-    """What the usual worker takes in each step, [..., steps]: if most are slow in turn, what the others take.
+#: Of `faster_minority`: nobody.
+NOBODY = np.zeros(1, np.bool_)
 
-    `values`: [..., steps, dp_ranks]; `turns`: as of `quiet_level`.
+
+def faster_minority(values: Floats) -> Bools:
+    """The workers that are faster throughout, if they are fewer than the others, [..., dp_ranks]. `values`: [...,
+    steps, dp_ranks].
+
+    The mean of both kinds is the speed of neither. Stretches of the trace tell kinds apart that the noise of steps
+    hides.
     """
-    quiet = quiet_level(values, turns)
+    *before, steps, dp_ranks = values.shape
+    stretches = SIGNIFICANCE.fewest_turns
+    if steps < stretches or dp_ranks < 3:
+        return np.zeros((*before, dp_ranks), np.bool_)
+    logs = np.moveaxis(np.where(values > 0, np.log(safe(values)), np.nan), -2, 0)[steps % stretches :]
+    level = nan_mean(logs.reshape(stretches, -1, *logs.shape[1:]), (1,))
+    cut = two_levels(np.moveaxis(level, 0, -1).reshape(-1, dp_ranks * stretches)).reshape(*before, 1)
+    fast, members = (level <= cut).all(axis=0), (level <= cut).any(axis=0).sum(axis=-1)
+    return np.asarray(fast & ((members == fast.sum(axis=-1)) & (2 * members < dp_ranks))[..., None])
+
+
+def usual_worker(values: Floats, turns: Bools | bool = True, fast: Bools = NOBODY) -> Floats:
+    """What the usual worker takes in each step, [..., steps]: if most are slow, what the others take.
+
+    `values`: [..., steps, dp_ranks]; `turns`, `fast`: as of `quiet_level`.
+    """
+    quiet = quiet_level(values, turns, fast)
     return np.where(np.isnan(quiet), lower_median(values, -1), quiet)
 
 
-def quiet_level(values: Floats, turns: Bools | bool = True) -> Floats:
-    """What the workers that are not slow take in each step, [..., steps], if so many are slow in turn that the usual
-    one may be; else nan. `values`: [..., steps, dp_ranks]; `turns`: where workers may be slow in turn, [...].
+def quiet_level(values: Floats, turns: Bools | bool = True, fast: Bools = NOBODY) -> Floats:
+    """What the workers that are not slow take in each step, [..., steps], if so many are slow that the usual one may
+    be; else nan. `values`: [..., steps, dp_ranks]; `turns`: where workers may be slow in turn, [...]; `fast`: as
+    `faster_minority` tells, broadcasts to `values`; they are the only ones not slow, unless too few for a kind.
 
     Their own quiet steps tell that level. Workers that are slow together more than one after the other are no case of
     this: in such steps, all have more work or none is at fault.
     """
     in_turn, quiet, usual = _turns(values, TURNS.least_share)
-    level = nan_mean(np.where(quiet, np.log(safe(values)), np.nan), (values.ndim - 1,))
-    return np.where((in_turn & turns)[..., None], np.exp(np.where(np.isnan(level), usual, level)), np.nan)
+    in_turn = (in_turn & turns)[..., None]
+    kind = fast & (fast.mean(axis=-1, keepdims=True) >= TURNS.least_share)
+    logs = np.log(safe(values))
+    level = nan_mean(np.where(np.where(in_turn[..., None], quiet, kind), logs, np.nan), (values.ndim - 1,))
+    return np.exp(np.where(in_turn & np.isnan(level), usual, level))
 
 
 def _turns(values: Floats, least: float) -> tuple[Bools, Bools, Floats]:

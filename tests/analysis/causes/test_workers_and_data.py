@@ -79,6 +79,39 @@ class TestHalf:
         assert abs(found.saved_s - costs(slow, cause)) < 2 * LARGEST_PRICE_ERROR * mean_step_s(slow)
 
 
+class TestMost:
+    """Most DP ranks are slower by one factor in all steps. The mean of all is the speed of no machine."""
+
+    @pytest.mark.parametrize(
+        ("shape", "fast"),
+        [
+            (Shape(dp=4, pp=1, microbatches=4, steps=12), {1}),
+            (Shape(dp=8, pp=1, tp=4, microbatches=4, steps=12), {2, 6}),
+            (Shape(dp=4, pp=4, microbatches=4, steps=12), {3}),
+        ],
+    )
+    def test_they_are_one_group_that_is_compared_with_the_faster_ones(self, shape: Shape, fast: set[int]) -> None:
+        cause = SlowWorkers(frozenset(cell for cell in shape.cells if cell[0] not in fast), 1.3)
+        slow = job(cause, shape=shape)
+        (found,) = named(slow)
+        assert (found.kind, set(found.where.dp_ranks)) == ("slow-rank-group", set(range(shape.dp)) - fast)
+        assert "30% slower than the other DP ranks" in found.effect
+        assert abs(found.saved_s - costs(slow, cause)) < LARGEST_PRICE_ERROR * mean_step_s(slow)
+
+    def test_noise_does_not_blur_the_factor(self) -> None:
+        shape = Shape(dp=4, pp=1, microbatches=4, steps=24)
+        cause = SlowWorkers(frozenset(cell for cell in shape.cells if cell[0] != 1), 1.3)
+        slow = job(cause, shape=shape, noise=Noise(op=0.06, worker=0.006))
+        (found,) = named(slow)
+        assert found.where.dp_ranks == (0, 2, 3)
+        assert abs(found.saved_s - costs(slow, cause)) < 2 * LARGEST_PRICE_ERROR * mean_step_s(slow)
+
+    def test_beside_a_single_fast_one_of_five_the_usual_ones_are_not_slow(self) -> None:
+        shape = Shape(dp=5, pp=1, microbatches=4, steps=12)
+        slow = job(SlowWorkers(frozenset(cell for cell in shape.cells if cell[0] != 1), 1.3), shape=shape)
+        assert not any(cause.where.workers or cause.where.dp_ranks for cause in named(slow))
+
+
 class TestLongSequences:
     def test_long_ones_that_one_rank_gets_for_some_steps_are_sequences_without_a_pipeline(self) -> None:
         """A worker that computes twice as long for two steps has long sequences, if its optimizer does not."""

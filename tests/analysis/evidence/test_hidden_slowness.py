@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracekit.analysis.evidence.hidden_slowness import together, two_levels, usual_worker
+from tracekit.analysis.evidence.hidden_slowness import faster_minority, quiet_level, together, two_levels, usual_worker
 
 
 class TestUsualWorker:
@@ -45,6 +45,37 @@ class TestUsualWorker:
         slow = np.ones((10, 2), np.bool_)
         slow[0, 1] = False
         assert together(slow)
+
+
+class TestFasterMinority:
+    """Rows are steps, columns workers: the fast ones take 1.0, the others 1.25."""
+
+    @staticmethod
+    def times(fast: list[int], workers: int) -> np.ndarray:
+        return np.tile(np.where(np.isin(np.arange(workers), fast), 1.0, 1.25), (12, 1))
+
+    @pytest.mark.parametrize(("fast", "workers"), [([1], 3), ([1], 4), ([2, 5], 8), ([0], 5)])
+    def test_fewer_than_half_that_are_faster_in_all_steps(self, fast, workers):
+        assert np.flatnonzero(faster_minority(self.times(fast, workers))).tolist() == fast
+
+    @pytest.mark.parametrize(("fast", "workers"), [([], 4), ([1], 2), ([0, 1], 4), ([0, 2, 3], 4)])
+    def test_half_are_no_minority(self, fast, workers):
+        assert not faster_minority(self.times(fast, workers)).any()
+
+    def test_one_that_is_fast_in_some_steps_only_is_not_of_a_faster_kind(self):
+        times = self.times([], 4)
+        times[6:, 1] = 1.0
+        assert not faster_minority(times).any()
+
+    def test_steps_without_ops_make_nobody_fast(self):
+        times = self.times([], 4)
+        times[:, 1] = 0.0
+        assert not faster_minority(times).any()
+
+    def test_a_quarter_sets_the_level_and_a_single_one_of_five_does_not(self):
+        of_four, of_five = self.times([1], 4), self.times([1], 5)
+        assert quiet_level(of_four, True, faster_minority(of_four)) == pytest.approx(np.ones(12))
+        assert np.isnan(quiet_level(of_five, True, faster_minority(of_five))).all()
 
 
 class TestTwoLevels:
