@@ -29,7 +29,7 @@ from tests.older_stores import as_version_6
 from tracekit.analysis.job.pipeline import PipelineJob
 from tracekit.bill.account import BilledWindow, bill_of_store
 from tracekit.bill.placement import Stretch
-from tracekit.costs.claimed import BillPart, ClaimedCosts
+from tracekit.costs import BillPart, ClaimedCosts
 from tracekit.report.findings import Findings, Unanalysed
 from tracekit.store import Incoming, Store
 from tracekit.trace.canonical import Trace
