@@ -170,9 +170,10 @@ def _diagnosed(job: str) -> str:
             parts = {"answer": answer, "causes": causes}
         case findings:
             parts = {"causes": [*findings]}
-    return json.dumps(
-        _rounded(json.loads(msgspec.json.encode(parts, enc_hook=_summed_up))), indent=1, ensure_ascii=False
-    )
+    whole = json.loads(msgspec.json.encode(parts, enc_hook=_summed_up))
+    for cause in whole["causes"]:
+        cause.pop("change", None)  # of the replay: what a reader sees of it is the price
+    return json.dumps(_rounded(whole), indent=1, ensure_ascii=False)
 
 
 def _summed_up(value: Any) -> str:

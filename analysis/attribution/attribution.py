@@ -231,24 +231,18 @@ class Attribution(Struct, frozen=True, eq=False, dict=True):
         reasons += self._doubts()
         clamped = self.clamped_transfers + self.clamped_delays
         if self.contradicted or (reasons and clamped):
-            reasons.append(self._contradictions)
+            reasons.append(
+                f"{clamped} transfers or launch delays lie more than 10 ms below zero (taken as 0): ops overlapped that"
+                " the graph orders, or clocks of ranks differ by more than could be taken out"
+            )
         return ReplayTrust(error, discrepancy, unexplained, not reasons, tuple(reasons))
 
     @property
-    def contradicted(self) -> str | None:
-        """A sentence if so many ops contradict the graph that no replay of it says what a change saves."""
+    def contradicted(self) -> bool:
+        """Whether so many ops contradict the graph that no replay of it says what a change saves."""
         # On one clock, ops that contradict the graph cost no more than the replay misses.
         clamped = self.clamped_transfers + self.clamped_delays
-        many = clamped > VERDICT.largest_clamped_share * self.ops and not self.one_clock
-        return self._contradictions if many else None
-
-    @property
-    def _contradictions(self) -> str:
-        return (
-            f"{self.clamped_transfers + self.clamped_delays} transfers or launch delays lie more than 10 ms below zero"
-            " (taken as 0): ops overlapped that the graph orders, or clocks of ranks differ by more than could be taken"
-            " out"
-        )
+        return clamped > VERDICT.largest_clamped_share * self.ops and not self.one_clock
 
     def _doubts(self) -> list[str]:
         """Reasons why a more complete recording could give a different verdict."""

@@ -355,7 +355,7 @@ class LongMicrobatch(Detector):
     """A microbatch at one place of each step takes longer on one rank: data that is dealt by place, or user code.
 
     Paper: no signature. tracekit compares each compute with those of its peers at that place, and that excess with the
-    one at other places of the rank: 4 % in nine of ten steps, beyond chance (see `evidence.places`). An excess that
+    one at other places of the rank: 4 % in nine of ten steps, beyond chance (see `place_factor`). An excess that
     returns at one place is work; pauses and collections of garbage come at any place. All other causes are looked for
     without it.
     """

@@ -122,7 +122,9 @@ class PipelineAssessment(Assessment, frozen=True, eq=False):
         slower = -self.job.attribution.discrepancy
         if slower > VERDICT.largest_discrepancy:
             return f"the replay is {slower:.1%} slower than the recording: ops overlapped that the graph orders"
-        return self.job.attribution.contradicted or next(iter(self._doubts(causes)), None)
+        if self.job.attribution.contradicted:
+            return "too many ops contradict the replay"
+        return next(iter(self._doubts(causes)), None)
 
     def _doubts(self, causes: Sequence[Cause]) -> tuple[str, ...]:
         """Why a report with these causes cannot be trusted, however well the replay fits."""

@@ -29,12 +29,13 @@ from tracekit.analysis.graph.megatron import (
     FORWARD,
     LaneOps,
     Structure,
+    after_tails,
     build_structure,
+    first_after_tail,
     is_held,
     is_v_shaped,
     virtual_stages,
 )
-from tracekit.analysis.graph.occasional import after_tails, first_after_tail
 from tracekit.analysis.graph.posting import RecordedLanes, sampled_lanes
 from tracekit.analysis.graph.unrecorded import Gap, gaps_of, missing_ops, with_inferred_transfers
 from tracekit.analysis.numeric import parallel

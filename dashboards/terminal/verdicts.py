@@ -13,7 +13,7 @@ from rich.text import Text
 from tracekit.analysis.attribution.gate import SLOWER, Gate, Outcome, percent
 from tracekit.base.text import counted, printable, short, three_digits
 from tracekit.bill.ledger import Bill
-from tracekit.costs.claimed import BillPart
+from tracekit.costs import BillPart
 from tracekit.costs.of_report import NOT_TRUSTED, PART_OF
 from tracekit.dashboards.documents.markdown import gate_table
 from tracekit.dashboards.terminal.tables import BAD, GOOD, UNSURE, labelled, new_table, print_next, section_table

@@ -144,7 +144,7 @@ def test_many_times_below_zero_are_not_trusted():
 
 
 def test_a_replay_that_many_ops_contradict_promises_no_saving() -> None:
-    """The slow rank's backward begins 0.02 s before its forward has ended; why no price is believed, no fix has one."""
+    """The slow rank's backward begins 0.02 s before its forward has ended."""
     slow = [("forward-compute", 0.4), ("backward-compute", 0.5)]
     trace = data_parallel_job([slow] + [[FORWARD, BACKWARD]] * 3, steps=8)
     assert all(fix.withheld is None for fix in report_of(trace).fixes if fix.cause)
@@ -152,8 +152,8 @@ def test_a_replay_that_many_ops_contradict_promises_no_saving() -> None:
     earlier = pl.when(early).then(0.02).otherwise(0.0)
     moved = trace.ops.with_columns(start=pl.col("start") - earlier, duration=pl.col("duration") + earlier)
     report = report_of(replace(trace, ops=moved))
-    (reason,) = [reason for reason in report.trust.reasons if "lie more than 10 ms below zero" in reason]
-    assert {fix.withheld for fix in report.fixes if fix.cause} == {reason}
+    assert any("lie more than 10 ms below zero" in reason for reason in report.trust.reasons)
+    assert {fix.withheld for fix in report.fixes if fix.cause} == {"too many ops contradict the replay"}
 
 
 def test_the_cost_of_one_step_of_ops_ends_without_a_semicolon() -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.reports import report_with
 from tracekit.analysis.numeric.statistics import Estimate
-from tracekit.costs.claimed import ALL, USEFUL, BillPart, ClaimedCosts, PlacedLoss, stored_costs
+from tracekit.costs import ALL, USEFUL, BillPart, ClaimedCosts, PlacedLoss, stored_costs
 from tracekit.costs.of_report import costs_of, when_slow
 from tracekit.report.finding import LossKind
 from tracekit.report.report import Report

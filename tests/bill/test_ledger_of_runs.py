@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.properties import examples
 from tracekit.bill.account import Account, accounted, run_of
-from tracekit.costs.claimed import USEFUL, BillPart, ClaimedCosts, PlacedLoss
+from tracekit.costs import USEFUL, BillPart, ClaimedCosts, PlacedLoss
 from tracekit.report.conclusions import State
 from tracekit.report.finding import LossKind
 from tracekit.store import Store

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from tracekit.bill.ledger import Bill, Ledger
-from tracekit.costs.claimed import BillPart
+from tracekit.costs import BillPart
 from tracekit.dashboards.terminal.verdicts import print_bill
 from tracekit.report.conclusions import RunCause, RunVerdict, State
 from tracekit.report.finding import LossKind

@@ -26,7 +26,7 @@ from tracekit.base.paths import command
 from tracekit.base.text import short
 from tracekit.bill.ledger import KEPT_OR_LOST, LOST_WORK, Bill, Ledger, joined, lost_share, resumed_at
 from tracekit.bill.placement import LEAST_DATED_S, Stretch, axis_of
-from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, PlacedLoss, team_of
+from tracekit.costs import ALL, BillPart, Claim, ClaimedCosts, PlacedLoss, team_of
 from tracekit.report.conclusions import Accused, Culprit, RunCause, RunVerdict, State
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report

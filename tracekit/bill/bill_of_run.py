@@ -25,7 +25,7 @@ from tracekit.collectors.run_directory.follow import read_attempt
 from tracekit.collectors.run_directory.launchers import attempts, how_ended, is_dead, running_launchers
 from tracekit.collectors.run_directory.segments import AttemptRecording, ClockFit, read_clocks, read_run
 from tracekit.collectors.run_directory.steering import name_of_job
-from tracekit.costs.claimed import ALL, BillPart, Claim, ClaimedCosts, team_of
+from tracekit.costs import ALL, BillPart, Claim, ClaimedCosts, team_of
 from tracekit.costs.of_report import PLANNED, costs_of
 from tracekit.report.findings import Unanalysed
 

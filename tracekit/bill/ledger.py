@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from msgspec import Struct
 
-from tracekit.costs.claimed import LEAST_S, BillPart, Claim
+from tracekit.costs import LEAST_S, BillPart, Claim
 from tracekit.report.conclusions import RunVerdict
 from tracekit.trace.model import EARLIEST_S, LATEST_S
 

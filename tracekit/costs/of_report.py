@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from tracekit.analysis.detectors.detector import detector_of
 from tracekit.analysis.numeric.arrays import Bools, Floats, Ints
-from tracekit.costs.claimed import ALL, LEAST_S, USEFUL, BillPart, Claim, ClaimedCosts, PlacedLoss
+from tracekit.costs import ALL, LEAST_S, USEFUL, BillPart, Claim, ClaimedCosts, PlacedLoss
 from tracekit.report.conclusions import UNEXPLAINED, Finding, shared_s
 from tracekit.report.finding import OF_POST_TRAINING, LossKind
 from tracekit.report.hardware import GpuInReport

@@ -22,7 +22,7 @@ from tracekit.analysis.job.job import Job
 from tracekit.base.errors import FormatError, OutputError, TracekitError, UnsafeFileError
 from tracekit.base.stderr import hushed_panics
 from tracekit.base.text import encodable, printable
-from tracekit.costs.claimed import team_of
+from tracekit.costs import team_of
 from tracekit.fleet.sources import Fetched, fetched
 from tracekit.fleet.study import Study
 from tracekit.fleet.study_tables import CAUSES, FIXES, Exclusion, exclusions_of, frame, usable_start

@@ -15,7 +15,7 @@ import msgspec
 import polars as pl
 from msgspec.json import encode
 
-from tracekit.costs.claimed import ClaimedCosts, stored_costs
+from tracekit.costs import ClaimedCosts, stored_costs
 from tracekit.report.conclusions import SMALLEST_ALARMING_SHARE
 from tracekit.report.findings import Findings
 from tracekit.report.report import Report

@@ -23,7 +23,7 @@ from tracekit.base.errors import NotAStoreError, NotStoredError, OutputError, St
 from tracekit.base.paths import adding, object_url, shown
 from tracekit.base.stderr import say_once
 from tracekit.base.text import encodable, short
-from tracekit.costs.claimed import PlacedLoss
+from tracekit.costs import PlacedLoss
 from tracekit.report.findings import AppliedFix, Findings
 from tracekit.report.report import Report
 from tracekit.store.catalogue import Catalogue

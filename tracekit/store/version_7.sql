@@ -1,6 +1,6 @@
 -- The tables that version 7 of the catalogue added: a store of version 6 gets them when it is next written.
 
--- What the mean step of each window that was analysed goes to: `ClaimedCosts` of tracekit/costs/claimed.py as JSON.
+-- What the mean step of each window that was analysed goes to: `ClaimedCosts` of tracekit/costs/__init__.py as JSON.
 -- Windows of a store of version 6 have none until a repair analyses them again.
 CREATE TABLE costs (
     job_id      INTEGER NOT NULL,

@@ -21,7 +21,7 @@ from tracekit.analysis.detectors.detector import detector_of
 from tracekit.base.errors import SelectionError
 from tracekit.base.paths import adding, command
 from tracekit.base.text import counted, printable, ranks_text, short
-from tracekit.costs.claimed import TEAM_KEYS
+from tracekit.costs import TEAM_KEYS
 from tracekit.dashboards.browser.data.queries import Stored
 from tracekit.dashboards.browser.ui.charts import step_bars, trend
 from tracekit.dashboards.browser.ui.components import (

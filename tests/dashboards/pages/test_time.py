@@ -21,7 +21,7 @@ from tests.dashboards.conftest import Serving
 from tests.dashboards.page_text import Pages, found, sent
 from tests.dashboards.watched import HOSTS, analysed, trace
 from tracekit.base.errors import SelectionError
-from tracekit.costs.claimed import BillPart, ClaimedCosts, PlacedLoss
+from tracekit.costs import BillPart, ClaimedCosts, PlacedLoss
 from tracekit.dashboards.browser.data.life import (
     Event,
     cost_over_time,
