@@ -202,6 +202,8 @@ def _unclear(job: PipelineSubject, causes: Sequence[Cause]) -> Iterator[str]:
         yield "all ranks but one wait while that one works: for data, or for that rank, if they meet unrecorded"
     profile = job.profile
     if profile is None:
+        if job.shows(Fact.COMPUTE):
+            yield "neither forwards nor backwards were recorded: nothing shows what the steps consist of"
         return
     workers = " and ".join(map(str, job.workers_where(profile.unclear_workers)))
     if workers and job.stages > 1:

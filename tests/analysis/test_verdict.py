@@ -156,6 +156,16 @@ def test_a_replay_that_many_ops_contradict_promises_no_saving() -> None:
     assert {fix.withheld for fix in report.fixes if fix.cause} == {"too many ops contradict the replay"}
 
 
+def test_steps_without_computes_are_not_trusted() -> None:
+    """Each rank waits 0.3 s for data and reduces gradients: what else it did, nobody recorded."""
+    trace = data_parallel_job([[("data-load", 0.3), FORWARD, BACKWARD]] * 4, steps=8)
+    without = trace.ops.filter(~pl.col("kind").is_in(["forward-compute", "backward-compute"]))
+    assert report_of(trace).trust.trustworthy
+    trust = report_of(replace(trace, ops=without)).trust
+    assert not trust.trustworthy
+    assert any("neither forwards nor backwards" in reason for reason in trust.reasons)
+
+
 def test_the_cost_of_one_step_of_ops_ends_without_a_semicolon() -> None:
     """Rank 1 takes 0.06 s longer in the one step there is, half of it longer than the mean."""
     ops = [(0, 0, "forward", 0.0, 0.1, [], None), (0, 1, "forward", 0.0, 0.16, [], None)]
