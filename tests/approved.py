@@ -46,6 +46,7 @@ SCRIPT = re.compile(r"(<(script|style)\b[^>]*>).*?(</\2>)", re.DOTALL)
 FLOAT = re.compile(r"-?\d+\.\d+(e-?\d+)?")
 FIX = ("--fix", "worker=1,0", "--keep", "stage=0", "--by", "host", "--by", "kind")
 
+ON_OTHER_GPUS = ("--gpu", "H200", "--gpu", "H100 on rank=0", "--gpu-from", "H100", "--precision", "bf16")
 #: Case -> the words of a command, in a folder that `fill` filled.
 COMMANDS: dict[str, Sequence[str]] = {
     **{f"report-{path.stem}": ("whatif", path.name, "--json") for path in sorted(SAMPLES.glob("*.parquet"))},
@@ -67,6 +68,11 @@ COMMANDS: dict[str, Sequence[str]] = {
         *("whatif", "slow_last_stage.parquet", "--full", "--bubbles", "--layers", "9,9,9,5"),
         *("--schedule", "gpipe", "--schedule", "interleaved:chunks=2", "--schedule", "zb-h1,weight=0.4"),
     ),
+    "hardware-recording": ("whatif", "gpu_slow_input", "--full", *ON_OTHER_GPUS),
+    "hardware-recording-json": ("whatif", "gpu_slow_input", "--json", *ON_OTHER_GPUS),
+    "hardware-slow": ("whatif", "slow_worker.parquet", "--full", "--gpu", "H200", "--gpu-from", "H100"),
+    "redacted": ("whatif", "slow_worker.parquet", "--full", "--redact"),
+    "culprits-slurm": ("culprits", "slow_worker.parquet", "--format", "slurm", "--suspects"),
     "explain-gc": ("whatif", "python_gc.parquet", "--explain"),
     "explain-recording": ("whatif", "gpu_slow_input", "--explain"),
     "markdown-collected": ("whatif", "collected.parquet", "--markdown", "-"),

@@ -79,6 +79,15 @@ def test_a_stall_of_one_rank_is_told_with_rank_and_steps(
     assert not [fix for fix in report.fixes if fix.cause]
 
 
+def test_a_stall_in_two_kinds_of_work_says_both() -> None:
+    """In one step, data comes 0.8 s later and host code takes 0.5 s longer."""
+    both = tuple((kind, lasts + {DATA: 0.8, HOST: 0.5}.get(place, 0.0)) for place, (kind, lasts) in enumerate(USUAL))
+    (cause,) = named(report_on(trace_of({6: {2: both}})))
+    assert cause.effect == (
+        "its data loading and host code between ops take 1.30 s longer in step 6 than in other steps"
+    )
+
+
 def test_a_stall_of_all_ranks_blames_none() -> None:
     report = report_on(trace_of({6: dict.fromkeys(range(RANKS), longer(FIRST_FORWARD, 1.0))}))
     (cause,) = named(report)

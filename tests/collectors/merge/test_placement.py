@@ -64,6 +64,13 @@ def test_groups_say_the_sizes_of_a_job_whose_ranks_are_missing():
     assert found.places == {0: MeshPlace(), 2: MeshPlace(pp=1)}
 
 
+def test_a_job_of_gradient_groups_alone_has_one_stage_though_a_rank_is_missing():
+    facts = [RankFacts(rank, 4, reduced=((0, 1, 2, 3),)) for rank in (0, 1, 3)]
+    found = place_ranks(facts)
+    assert (found.layout.dp, found.layout.pp) == (4, 1)
+    assert found.places[3] == MeshPlace(dp=3)
+
+
 def test_a_pipeline_that_turns_around_is_refused():
     """Interleaved, rank 0 has the stages 0 and 2 of 4; V-shaped, 0 and 3."""
 
