@@ -193,7 +193,7 @@ def test_two_dumps_of_one_rank_are_refused(tmp_path):
 def test_dumps_of_two_jobs_are_refused(tmp_path):
     write(tmp_path, content())
     write(tmp_path, {8: content((4, 2, 2))[8]})
-    with pytest.raises(FormatError, match="dumps of different jobs"):
+    with pytest.raises(FormatError, match="different jobs: rank 0 is in a job of 8 ranks, rank 8 in one of 16"):
         read_flight_records(tmp_path)
 
 

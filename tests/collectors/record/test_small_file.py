@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.cases import case
-from tracekit.collectors.record.small_file import create, open_to_read, read_small, write_whole
+from tracekit.collectors.record.small_file import create, open_regular, open_to_read, read_small, write_whole
 
 #: What can be in the place of a file -> why it is not read.
 IN_THE_WAY = {
@@ -82,3 +82,12 @@ def test_the_limit_is_inclusive(place):
     place.write_bytes(bytes(65_536))
     assert len(read_small(place)) == 65_536
     place.unlink()
+
+
+def test_a_new_file_is_one_that_others_may_read_and_only_its_owner_may_write(tmp_path):
+    before = os.umask(0)
+    try:
+        os.close(open_regular(tmp_path / "new", os.O_WRONLY | os.O_CREAT))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o644
