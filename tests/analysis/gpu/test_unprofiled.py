@@ -15,8 +15,11 @@ from judges.kinetosim import Job
 from tests.analysis.gpu.jobs import loaded
 from tests.analysis.gpu.recorded_job import RecordedJob, recorded, run_together
 from tests.kineto_files import GEMM, document, event, kernel, launch, write
+from tracekit.analysis.evidence.gpu_losses import lost_in_production_s
+from tracekit.analysis.evidence.graph_subject import profiler_s
 from tracekit.analysis.gpu.measured_steps import StepsOfRecording
 from tracekit.analysis.numeric.statistics import Estimate
+from tracekit.report.finding import LossKind
 
 JOBS = {
     "host-bound": RecordedJob(),
@@ -124,6 +127,19 @@ def test_what_waits_is_to_go_before_launches_that_need_it_gone(tmp_path):
         RecordedJob(kernel_us=15)
     )
     assert first["saves_step_s"]["value"] * 1e6 == pytest.approx(saved_us, rel=0.1)
+
+
+def test_what_the_host_costs_does_not_depend_on_what_recording_costs(tmp_path):
+    """Five steps of a host-bound job take 4.0 ms; recorded, 6.8, 9.5 and 11.8 ms: that more is the profiler's."""
+    costs_us = []
+    for gap_us in (0.8, 2.0, 3.0):
+        job = RecordedJob(gap_us=gap_us, events=[])
+        folder, recorded_us = recorded(tmp_path / str(gap_us), job)
+        subject = loaded(folder).evidence
+        assert profiler_s(subject) * 1e6 == pytest.approx(5 * (recorded_us - plain_step_us(job)), rel=0.01)
+        costs_us.append(lost_in_production_s(subject)[LossKind.HOST] * 1e6)
+    assert costs_us == pytest.approx([costs_us[0]] * 3, rel=0.01)
+    assert costs_us[0] > 2000
 
 
 def test_several_ranks_lose_what_their_profiler_cost(tmp_path):
