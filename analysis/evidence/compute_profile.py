@@ -172,18 +172,18 @@ def profile_computes(
     """
     grid = table.grid
     square = (grid.shape[1], grid.shape[5]) == (2, 2)
-    slow = (
-        np.ones((1, 1, 1, 1)) if not square or optimizer is None else slow_in_square(grid, optimizer, COMPUTES.factor)
-    )
+    slow = np.ones((1, 1, 1, 1))
+    if square and optimizer is not None:
+        slow = slow_in_square(grid, optimizer, COMPUTES.factor)
     told_apart = bool((slow > 1).any())
     if told_apart:
         grid = grid / slow[:, :, None, None]
     # On shared cores, workers are slow in turn because of what runs beside them.
     own_cores = other_work_s is None
-    fast = np.zeros((grid.shape[1], grid.shape[5]), np.bool_)
+    fast, cells = np.zeros((grid.shape[1], grid.shape[5]), np.bool_), median(grid, (3,))
     if own_cores:
-        fast = faster_minority(median(grid, (3,)).sum(axis=(0, 2)))
-    base = _usual(grid, own_cores, fast)
+        fast = faster_minority(cells.sum(axis=(0, 2)))
+    base = _usual(cells, own_cores, fast)
     relative = grid / safe(base)[:, :, :, None, None, None]
     position = position_factor(relative)
     if (position != 1).any():
@@ -201,29 +201,29 @@ def profile_computes(
     uneven = uneven_lengths(correlation, spread) and not all(remembers(work))
     turns, unclear_stages = np.full(grid.shape[1], own_cores), np.zeros(grid.shape[1], np.bool_)
     if own_cores and not uneven:
-        cells = median(grid, (3,))
         unclear_stages = np.asarray(unclear_turns(cells).any(axis=(0, 2)))
     elif own_cores and grid.shape[1] < COMPUTES.fewest_stages:
-        turns = np.asarray(np.isfinite(quiet_level(median(grid, (3,)))).any(axis=(0, 2, 3)))
-        if optimizer is not None:  # sequences that a rank has for some steps are no turn of its machine
+        turns = np.asarray(np.isfinite(quiet_level(cells)).any(axis=(0, 2, 3)))
+        if optimizer is not None:  # a rank that has long sequences for some steps is not slow in turn
             turns &= np.isfinite(quiet_level(optimizer)).any(axis=1)
     model = _Model(base, elastic, position, work, turns, fast, unclear_stages, uneven, tells_lengths)
     alike = relative / safe(model.of_workload)
     if uneven:
         # DP ranks whose sequences happen to be shorter would make a stage look fast next to one where they are slow.
-        model = structs.replace(model, base=base * _usual(alike, turns[:, None], fast))
+        model = structs.replace(model, base=base * _usual(median(alike, (3,)), turns[:, None], fast))
     beyond = median(alike, (2, 3)) * slow
     del relative, alike, grid
     return _factors(table.grid, model, beyond, optimizer, other_work_s, alike=square and not told_apart)
 
 
 def _usual(cells: Floats, turns: Bools | bool, fast: Bools) -> Floats:
-    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks]. `fast`: [stages,
-    dp_ranks].
+    """What the usual worker of each stage and chunk takes in the usual step, [kinds, stages, chunks].
+
+    `cells`: of the usual microbatch, [kinds, stages, chunks, steps, dp_ranks]; `fast`: [stages, dp_ranks].
 
     First in each step: of workers that are slow in turn, each would be slow in the usual one of its own steps.
     """
-    return median(usual_worker(median(cells, (3,)), turns, fast[:, None, None]), (3,))
+    return median(usual_worker(cells, turns, fast[:, None, None]), (3,))
 
 
 class _Model(Struct, frozen=True, eq=False):
