@@ -87,12 +87,12 @@ def test_its_fix_saves_what_it_costs_and_the_sampler_comes_first_if_both_kinds_a
 
 def test_two_ranks_with_it_are_two_causes_that_hide_each_other() -> None:
     both = job(LongOnOneRank(), LongOnOneRank(dp=3, place=5), shape=FLAT)
-    found = named(both)
-    assert {(finding.kind, finding.where.workers) for finding in found} == {
+    findings = named(both)
+    assert {(finding.kind, finding.where.workers) for finding in findings} == {
         (KIND, (Worker(1, 0),)),
         (KIND, (Worker(3, 0),)),
     }
-    assert all(finding.alone_s > 10 * finding.saved_s for finding in found)
+    assert all(finding.alone_s > 10 * finding.saved_s for finding in findings)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_what_looks_like_it_has_another_name(shape: Shape, cause: Cause, kinds: 
 
 
 def test_at_another_place_each_time_it_is_uneven_sequences_and_no_stopped_process() -> None:
-    found = named(job(LongOnOneRank(drawn=True), shape=FLAT))
-    assert {finding.kind for finding in found} == {"sequence-length-imbalance"}
+    findings = named(job(LongOnOneRank(drawn=True), shape=FLAT))
+    assert {finding.kind for finding in findings} == {"sequence-length-imbalance"}
 
 
 def test_long_forwards_at_one_place_of_all_ranks_are_that_and_no_garbage_collection() -> None:
@@ -141,5 +141,5 @@ def test_a_healthy_job_has_none() -> None:
 
 
 def test_three_steps_do_not_show_that_it_returns() -> None:
-    found = named(job(LongOnOneRank(), shape=Shape(dp=4, pp=1, steps=3)))
-    assert KIND not in {finding.kind for finding in found}
+    findings = named(job(LongOnOneRank(), shape=Shape(dp=4, pp=1, steps=3)))
+    assert KIND not in {finding.kind for finding in findings}
